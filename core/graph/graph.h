@@ -1,9 +1,12 @@
 #pragma once
 
 #include <complex>
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -93,8 +96,9 @@ struct Value {
   OpId producer;                ///< Invalid for what no operator writes.
   int output_index = 0;
 
-  int64_t num_elements() const;  ///< Product of the extents' values.
-  int64_t bytes() const;         ///< num_elements() * dtype_bytes(dtype).
+  /// Product of the extents' values, those that depend on data counting as 1.
+  int64_t num_elements() const;
+  int64_t bytes() const;  ///< num_elements() * dtype_bytes(dtype).
 };
 
 /// An integer argument that is a number or a symbolic size.
@@ -117,19 +121,27 @@ enum class MemoryFormatArg : uint8_t {
   kPreserve = 4
 };
 
+/// What the caller of a leaf function wrote where it is no tensor: Python source of a literal.
+struct PySource {
+  std::string text;
+  bool operator==(const PySource&) const = default;
+};
+
 using TensorList = std::vector<ValueId>;  ///< An invalid id is None.
 
 /// One argument's content. `std::monostate` is None; a tensor is a ValueId; SymInt is a symbolic
-/// size only (plain integers are int64_t); a list of integers is always std::vector<SymInt>.
+/// int, float or bool only (plain integers are int64_t); a list of integers is always
+/// std::vector<SymInt>.
 using ArgValue = std::variant<std::monostate, ValueId, TensorList, int64_t, double, bool,
                               std::string, std::complex<double>, SymInt, std::vector<SymInt>,
                               std::vector<double>, std::vector<bool>, std::vector<std::string>,
-                              DType, DeviceArg, LayoutArg, MemoryFormatArg>;
+                              DType, DeviceArg, LayoutArg, MemoryFormatArg, PySource>;
 
 struct Argument {
   std::string name;  ///< As in the ATen schema, or the Python parameter of a leaf function.
   bool keyword = false;
   ArgValue value;
+  bool is_tuple = false;  ///< Leaf functions: the TensorList was written as a tuple.
 };
 
 /// One level of the chain of modules that an operator was called in.
@@ -178,6 +190,7 @@ struct Operator {
   std::string torch_fn;          ///< "builtin_function_or_method.linear"
   int torch_fn_call = -1;        ///< Equal for nodes that one Python call made.
   bool training_only = false;    ///< Runs only while the module is in training mode.
+  std::string annotation;        ///< Leaf functions: this call's annotation, "" when there is none.
 
   /// The argument of that name, or nullptr when it was left at its default.
   const Argument* find(std::string_view name) const;
@@ -186,11 +199,11 @@ struct Operator {
   std::vector<ValueId> tensor_inputs() const;
 };
 
-/// Structure of what forward takes or returns: leaves are values in order.
+/// Structure of what forward takes or returns.
 struct Tree {
   enum class Kind : uint8_t { kLeaf, kLiteral, kTuple, kList, kDict, kObject };
   Kind kind = Kind::kLeaf;
-  int leaf = -1;        ///< kLeaf: index of the flat tensor input or output.
+  int leaf = -1;        ///< kLeaf: index into Graph::inputs or Graph::outputs.
   std::string literal;  ///< kLiteral: Python source, such as "None" or "True".
   std::string type;     ///< kObject: import path of the class; also of a dict or tuple subclass.
   std::vector<std::string> keys;  ///< kDict: Python source of each key; kObject: field names.
@@ -212,8 +225,16 @@ struct LeafFunction {
   std::string module;     ///< To import.
   std::string qualname;   ///< Within the module: "fn", "Fn.apply".
   bool autograd_function = false;
-  std::string annotation;   ///< "" when none was registered.
-  std::string input_kinds;  ///< unused by the core
+  std::string annotation;  ///< "" when none was registered; a call may have its own.
+};
+
+/// What is known of a symbol in the extents.
+struct SymbolInfo {
+  int64_t min = 0;
+  std::optional<int64_t> max;  ///< None: unbounded.
+  std::string input;           ///< Name of the graph's input that it is a size of, "" for none …
+  int dim = -1;                ///< … and which.
+  bool operator==(const SymbolInfo&) const = default;
 };
 
 /// The model as exported.
@@ -224,8 +245,9 @@ struct Graph {
   std::vector<Trace> traces;
   std::vector<Region> regions;
 
-  std::vector<ValueId>
-      inputs;  ///< Tensors and symbolic sizes that the caller passes, flat, in order.
+  /// What the caller passes, flat, in order; invalid where the sample passed a constant (an int, a
+  /// string, None), which is baked in.
+  std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;  ///< Flat; invalid where a leaf is a literal.
   std::vector<ForwardParameter> forward;
   Tree output;
@@ -234,7 +256,7 @@ struct Graph {
   std::vector<std::vector<std::string>>
       ties;  ///< Names of parameters (or buffers) that are one tensor.
   std::vector<LeafFunction> leaves;
-  std::unordered_map<std::string, std::string> symbol_ranges;
+  std::map<std::string, SymbolInfo> symbols;
 
   /// Raw little-endian contents of small constants, by fqn; what is not here lives only in the
   /// archive.
@@ -244,7 +266,8 @@ struct Graph {
       eval_mode;  ///< "same", "flags" or "differs": how the evaluation graph relates to this one.
   std::string eval_reason;  ///< For "differs": file, line and what differs.
   bool training = true;
-  std::string digest;  ///< Of the archive's model and extra files.
+  std::string digest;         ///< Of the archive's model and extra files.
+  std::string torch_version;  ///< That exported it.
   std::vector<std::string> warnings;
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id.index)]; }
@@ -254,8 +277,8 @@ struct Graph {
   const ModuleStack& stack_of(const Operator& op) const;
   /// Innermost module's qualified name, "" for the root.
   const std::string& module_path(const Operator& op) const;
-  /// Innermost line of the user's own code: the last that is not in torch's or another library's
-  /// package.
+  /// Innermost line that is not in torch's or nnscaler's package (for a model of a library, such as
+  /// transformers, that is the library's); nullptr without a trace.
   const SourceLine* source_of(const Operator& op) const;
   const LeafFunction* leaf(const std::string& target) const;
   /// Operators that read each value, in order; a graph output does not count.
