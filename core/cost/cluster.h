@@ -15,8 +15,10 @@ namespace nnscaler {
 struct Link {
   std::string name;             ///< "NVLink4", "InfiniBand NDR"
   double bytes_per_second = 0;  ///< Achievable, per device per direction.
-  int64_t latency_ps = 0;       ///< α, once per step of a ring.
-  int64_t base_ps = 0;          ///< Once a collective: launch and protocol.
+  double peer_bytes_per_second =
+      0;                   ///< Where each pair of devices has its own link: of one; else 0.
+  int64_t latency_ps = 0;  ///< α, once per step of a ring.
+  int64_t base_ps = 0;     ///< Once a collective: launch and protocol.
   bool operator==(const Link&) const = default;
 };
 
@@ -40,25 +42,32 @@ struct Cluster {
   std::string source;  ///< Where it came from: a file, or "built-in h100-80gb".
 };
 
-/// A built-in device's name ("h100-80gb", "H100") or a cluster file (YAML). A cluster file names a
-/// device, or describes one, and may override each number. Raises InputError with file, line and
-/// column for anything wrong, with the nearest names for an unknown device or key.
+/// A built-in device's name ("h100-80gb", also "H100" or what torch calls it) or a cluster file
+/// (YAML; docs/cluster.md). A cluster file names a device, or describes one, and may override each
+/// number. Raises InputError with file, line and column for anything wrong, all mistakes at once,
+/// with the nearest names for an unknown device or key.
 Cluster load_cluster(const std::string& name_or_path);
+
+/// Reads a cluster file's text; `file` stands in messages.
+Cluster parse_cluster(const std::string& text, const std::string& file);
 
 /// Names of the built-in devices, sorted.
 std::vector<std::string> device_names();
 
-/// Time of one collective over `axes` of the mesh (jointly), in picoseconds.
+/// Time of one collective over `axes` of the mesh (jointly), in picoseconds; the slowest group's.
 ///
 /// `bytes` is the whole logical tensor of the group: the gathered result, the tensor to be reduced,
 /// what the group exchanges in all. Ring algorithms: all-reduce 2(n-1)/n, all-gather and
 /// reduce-scatter (n-1)/n, all-to-all (n-1)/n of bytes/n over each link (Thakur et al., IJHPCA
-/// 2005; Patarasuk and Yuan, JPDC 2009). An axis whose coordinates lie in one node uses `within`,
-/// else the slower of both.
+/// 2005; Patarasuk and Yuan, JPDC 2009). Rank r of the mesh stands in node r / devices_per_node. A
+/// group within one node uses `within`. One that spans nodes runs its rings through all its members
+/// of a node, so m members bring m times the bandwidth of `between`, up to that of `within`; of its
+/// steps those that cross nodes (one a node and round) take the latency of `between` (NCCL,
+/// tuning.cc). Its all-to-all takes the longer of what goes to the own node and to the others.
 int64_t collective_ps(const Cluster& cluster, const Mesh& mesh, const std::vector<int>& axes,
                       Collective kind, int64_t bytes);
 
-/// Bytes that one rank sends in that collective.
+/// Bytes that one rank sends in that collective, rounded up.
 int64_t collective_sent_bytes(int group_size, Collective kind, int64_t bytes);
 
 /// Time of a group of `size` ranks with the given stride between neighbours (for scale units).
@@ -67,7 +76,8 @@ int64_t group_collective_ps(const Cluster& cluster, int size, int stride, Collec
 
 /// Time of one operator on local shapes, in picoseconds: launch + max(FLOPs / peak, bytes /
 /// bandwidth) (roofline; Williams et al., CACM 2009). `dtype` is the type that the arithmetic is
-/// done in.
+/// done in; one that the device has no figure for costs what the next wider one does. This, and the
+/// time of a collective, are at most 2^53 ps (2.5 hours), so that sums never overflow.
 int64_t compute_ps(const Cluster& cluster, double flops, int64_t bytes, DType dtype);
 
 }  // namespace nnscaler
