@@ -180,7 +180,8 @@ Yaml parse_yaml(const std::string& text, const std::string& file) {
   }
   Builder builder(file);
   try {
-    std::istringstream stream(text);
+    // Ends in no line break: yaml-cpp overlooks an open quote that a line break follows.
+    std::istringstream stream(text.substr(0, text.find_last_not_of(" \t\r\n") + 1));
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {
     }

@@ -180,7 +180,8 @@ class Reader {
   }
   void report_missing(const Yaml& at, const std::string& what) {
     if (missing_.empty()) return;
-    mistakes_.add(at, fmt::format("{} lacks {}", what, join(missing_, ", ")));
+    mistakes_.add(at, fmt::format("{} lacks {}; add {}", what, join(missing_, ", "),
+                                  missing_.size() == 1 ? "it" : "them"));
     missing_.clear();
   }
 
@@ -188,9 +189,9 @@ class Reader {
   std::vector<std::string> missing_, outer_missing_;
 };
 
-/// The built-in device of that name or alias, or nullptr.
-const std::pair<std::string, std::string>* find_built_in(const std::string& name) {
-  static const std::map<std::string, const std::pair<std::string, std::string>*> kNames = [] {
+/// The built-in devices by name and alias, in lower case.
+const std::map<std::string, const std::pair<std::string, std::string>*>& built_in_names() {
+  static const auto kNames = [] {
     std::map<std::string, const std::pair<std::string, std::string>*> names;
     for (const auto& file : embedded_devices()) {
       names[file.first] = &file;
@@ -201,8 +202,21 @@ const std::pair<std::string, std::string>* find_built_in(const std::string& name
     }
     return names;
   }();
-  const auto found = kNames.find(lower_case(name));
-  return found == kNames.end() ? nullptr : found->second;
+  return kNames;
+}
+
+const std::pair<std::string, std::string>* find_built_in(const std::string& name) {
+  const auto found = built_in_names().find(lower_case(name));
+  return found == built_in_names().end() ? nullptr : found->second;
+}
+
+/// "; did you mean h100?" or ".", and the list.
+std::string known_devices(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& [known, file] : built_in_names()) names.push_back(known);
+  const std::string hint = did_you_mean(name, names);
+  return fmt::format("{} Built-in devices are {}", hint.empty() ? "." : hint,
+                     join(device_names(), ", "));
 }
 
 Cluster built_in(const std::pair<std::string, std::string>& file) {
@@ -240,12 +254,11 @@ Cluster Reader::read(const Yaml& root, bool is_built_in) {
     const auto* file = at->kind == Yaml::Kind::kScalar ? find_built_in(strip(at->text)) : nullptr;
     if (file) {
       cluster = built_in(*file);
+    } else if (at->kind == Yaml::Kind::kScalar) {
+      mistakes_.add(*at, fmt::format("unknown device {}{}; leave device out to describe your own",
+                                     at->describe(), known_devices(at->text)));
     } else {
-      const std::string hint =
-          at->kind == Yaml::Kind::kScalar ? did_you_mean(at->text, device_names()) : "";
-      mistakes_.add(*at, fmt::format("unknown device {}{}; built-in devices are {}; leave device "
-                                     "out to describe your own",
-                                     at->describe(), hint, join(device_names(), ", ")));
+      mistakes_.add(*at, fmt::format("device is {}, not a name", at->describe()));
     }
   }
   text(root, "title", &device.title);
@@ -313,11 +326,8 @@ Cluster load_cluster(const std::string& name_or_path) {
   const bool is_path = name_or_path.find('/') != std::string::npos || extension == ".yaml" ||
                        extension == ".yml" || std::filesystem::exists(name_or_path, status);
   if (is_path) return parse_cluster(read_file(name_or_path), name_or_path);
-  const std::string hint = did_you_mean(name_or_path, device_names());
-  throw InputError(
-      fmt::format("cluster \"{}\": neither a built-in device nor a file{} Built-in "
-                  "devices: {}",
-                  name_or_path, hint.empty() ? "." : hint, join(device_names(), ", ")));
+  throw InputError(fmt::format("cluster \"{}\": neither a built-in device nor a file{}",
+                               name_or_path, known_devices(name_or_path)));
 }
 
 }  // namespace nnscaler

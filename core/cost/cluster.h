@@ -63,7 +63,9 @@ std::vector<std::string> device_names();
 /// group within one node uses `within`. One that spans nodes runs its rings through all its members
 /// of a node, so m members bring m times the bandwidth of `between`, up to that of `within`; of its
 /// steps those that cross nodes (one a node and round) take the latency of `between` (NCCL,
-/// tuning.cc). Its all-to-all takes the longer of what goes to the own node and to the others.
+/// tuning.cc). Its all-reduce takes two binary trees where they are faster (Sanders, Speck and
+/// Träff, Parallel Computing 2009). Its all-to-all takes the longer of what goes to the own node
+/// and to the others.
 int64_t collective_ps(const Cluster& cluster, const Mesh& mesh, const std::vector<int>& axes,
                       Collective kind, int64_t bytes);
 

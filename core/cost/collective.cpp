@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -102,9 +103,9 @@ int64_t group_ps(const Cluster& cluster, const Group& group, Collective kind, in
     // A ring that visits node after node closes over a crossing too: with one member a node, every
     // hop is one.
     const double crossed = group.nodes == group.size ? n - 1 : crossings;
-    latency_ps = static_cast<double>(std::max(cluster.within.base_ps, cluster.between.base_ps)) +
-                 rounds * (crossed * ps(cluster.between.latency_ps) +
-                           (n - 1 - crossed) * ps(cluster.within.latency_ps));
+    const double base_ps = ps(std::max(cluster.within.base_ps, cluster.between.base_ps));
+    latency_ps = base_ps + rounds * (crossed * ps(cluster.between.latency_ps) +
+                                     (n - 1 - crossed) * ps(cluster.within.latency_ps));
     if (kind == Collective::kAllToAll) {
       // Both kinds of link work at once; each carries the peers behind it.
       transfer_s = std::max(sent * (m - 1) / (n - 1) / within_bps,
@@ -114,6 +115,17 @@ int64_t group_ps(const Cluster& cluster, const Group& group, Collective kind, in
       double bps = m * cluster.between.bytes_per_second;
       if (group.per_node > 1) bps = std::min(bps, within_bps);
       transfer_s = sent / bps;
+      if (kind == Collective::kAllReduce) {
+        // Over many nodes two binary trees, chains within nodes, have fewer steps for more bytes.
+        const double depth = std::ceil(std::log2(static_cast<double>(group.nodes)));
+        const double tree_ps = base_ps + 2 * (depth * ps(cluster.between.latency_ps) +
+                                              (m - 1) * ps(cluster.within.latency_ps));
+        const double tree_s = 2 * static_cast<double>(bytes) / bps;
+        if (tree_ps / 1e12 + tree_s < latency_ps / 1e12 + transfer_s) {
+          latency_ps = tree_ps;
+          transfer_s = tree_s;
+        }
+      }
     }
   }
   return std::min(to_ps(latency_ps / 1e12) + to_ps(transfer_s), kLongestPs);
@@ -185,7 +197,9 @@ int64_t collective_sent_bytes(int group_size, Collective kind, int64_t bytes) {
 
 int64_t collective_ps(const Cluster& cluster, const Mesh& mesh, const std::vector<int>& axes,
                       Collective kind, int64_t bytes) {
-  return slowest_ps(cluster, runs_of(mesh, axes), mesh.num_devices(), kind, bytes);
+  int64_t num_devices = 1;
+  for (const MeshAxis& axis : mesh.axes) num_devices *= axis.size;
+  return slowest_ps(cluster, runs_of(mesh, axes), num_devices, kind, bytes);
 }
 
 int64_t group_collective_ps(const Cluster& cluster, int size, int stride, Collective kind,
