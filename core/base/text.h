@@ -37,7 +37,7 @@ std::string format_ps(int64_t ps);
 /// trash.
 int64_t parse_bytes(std::string_view text, std::string_view where);
 
-/// FNV-1a of `text`, as 16 hexadecimal digits; a content digest, not a cryptographic one.
+/// 64 bits of `text`'s content, as 16 hexadecimal digits; several GB/s, not cryptographic.
 std::string digest(std::string_view text);
 
 /// The whole file. Raises InputError when it cannot be read, naming the file and the system's

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <complex>
 #include <compare>
+#include <complex>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -197,6 +197,8 @@ struct Operator {
   /// Every tensor read, in order of arguments, lists spread out; None entries of a list are left
   /// out.
   std::vector<ValueId> tensor_inputs() const;
+  /// Everything read: tensor_inputs() and the symbolic sizes, in order of arguments.
+  std::vector<ValueId> reads() const;
 };
 
 /// Structure of what forward takes or returns.
