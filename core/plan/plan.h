@@ -121,6 +121,10 @@ Prepared prepare(Graph graph, const std::string& recompute_modules = "");
 /// InfeasibleError when no plan fits the memory, naming what needs how much and what would help.
 Plan search(const Prepared& prepared, const PlanOptions& options);
 
+/// The same choices and layouts with everything that follows from them computed anew: cost,
+/// redistributions, memory.
+Plan recompute(const Prepared& prepared, const Plan& plan);
+
 /// Cost of the best plan with one operator held at each of its choices (min-marginals), all else
 /// chosen anew.
 struct Alternative {
@@ -143,6 +147,9 @@ std::string to_json(const Plan& plan, const Prepared& prepared);
 /// place: malformed, unknown version, made for another archive (digests), unknown operator or
 /// partition.
 Plan plan_from_json(const std::string& text, const std::string& file, const Prepared& prepared);
+
+/// The `recompute_modules` of a plan.json, which prepare() needs before the plan can be read.
+std::string recompute_modules_of(const std::string& text, const std::string& file);
 
 /// Layout in which a value leaves its producer (inputs and constants: Replicate; parameters: at
 /// rest).

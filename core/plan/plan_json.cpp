@@ -96,6 +96,7 @@ std::string to_json(const Plan& plan, const Prepared& prepared) {
   options["recompute_modules"] = plan.options.recompute_modules;
   options["constraints"] = plan.options.constraints_path;
   options["memory_budget_bytes"] = plan.budget_bytes;
+  options["given_partitions"] = !plan.options.forced.empty() || plan.options.others_replicate;
   write_value(text, "options", options);
   Json certificate;
   certificate["cost_ps"] = plan.cost;
@@ -388,6 +389,14 @@ Steps parse_steps(const Reader& reader, const Value& value, const Mesh& mesh,
   return steps;
 }
 
+Json parse_json(const std::string& text, const std::string& file) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& error) {
+    throw InputError(fmt::format("{}: is not JSON: {}", file, error.what()));
+  }
+}
+
 std::vector<Placement> placements(const Layout& layout, bool gradient) {
   std::vector<Placement> result;
   for (const AxisLayout& axis : layout) result.push_back(gradient ? axis.gradient : axis.value);
@@ -396,13 +405,13 @@ std::vector<Placement> placements(const Layout& layout, bool gradient) {
 
 }  // namespace
 
+std::string recompute_modules_of(const std::string& text, const std::string& file) {
+  const Json json = parse_json(text, file);
+  return Reader(json, file, "")["options"]["recompute_modules"].text();
+}
+
 Plan plan_from_json(const std::string& text, const std::string& file, const Prepared& prepared) {
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::exception& error) {
-    throw InputError(fmt::format("{}: is not JSON: {}", file, error.what()));
-  }
+  const Json json = parse_json(text, file);
   const Reader root(json, file, "");
   const Graph& graph = prepared.graph;
   if (root["format"].integer() != kFormat) {

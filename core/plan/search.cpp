@@ -861,6 +861,19 @@ Plan search(const Prepared& prepared, const PlanOptions& options) {
   return plan;
 }
 
+Plan recompute(const Prepared& prepared, const Plan& plan) {
+  ProblemBuilder builder(prepared, plan.options);
+  Plan result;
+  result.options = plan.options;
+  result.budget_bytes = plan.budget_bytes;
+  result.choices = plan.choices;
+  result.values = plan.values;
+  result.constraint_of = plan.constraint_of;
+  Accountant(prepared, plan.options, builder, result).run();
+  result.cost = result.compute_ps + result.communication_ps + result.gradient_ps;
+  return result;
+}
+
 std::vector<Alternative> alternatives(const Prepared& prepared, const Plan& plan, OpId op) {
   ProblemBuilder builder(prepared, plan.options);
   const auto index = static_cast<size_t>(op.index);

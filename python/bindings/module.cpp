@@ -8,11 +8,8 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/cli/cli.h"
+#include "core/cli/session.h"
 #include "core/cost/cluster.h"
-#include "core/emit/emit.h"
-#include "core/graph/archive.h"
-#include "core/lower/lower.h"
-#include "core/plan/plan.h"
 #include "core/version.h"
 
 namespace nb = nanobind;
@@ -27,16 +24,18 @@ void raise_as(const char* name, const char* what) {
 }
 
 std::string plan(const std::string& archive, const std::string& mesh, const std::string& cluster,
-                 const std::string& constraints, const std::string& recompute_modules, const std::string& optimizer,
-                 int64_t memory_bytes, int units, int microbatches, bool inference,
-                 const std::map<int, std::vector<std::string>>& partitions, bool others_replicate) {
+                 const std::string& constraints, const std::string& recompute_modules,
+                 const std::string& optimizer, int64_t memory_bytes, int units, int microbatches,
+                 bool inference, const std::map<int, std::vector<std::string>>& partitions,
+                 bool others_replicate) {
   const nb::gil_scoped_release release;
   PlanOptions options;
   options.mesh = parse_mesh(mesh);
   options.cluster = load_cluster(cluster);
   options.cluster_name = cluster;
   options.constraints_path = constraints;
-  if (!constraints.empty()) options.constraints = parse_constraints(read_file(constraints), constraints);
+  if (!constraints.empty())
+    options.constraints = parse_constraints(read_file(constraints), constraints);
   options.recompute_modules = recompute_modules;
   options.optimizer = optimizer;
   options.memory_bytes = memory_bytes;
@@ -45,17 +44,8 @@ std::string plan(const std::string& archive, const std::string& mesh, const std:
   options.inference = inference;
   options.forced = partitions;
   options.others_replicate = others_replicate;
-  const Prepared prepared = prepare(read_archive(archive), recompute_modules);
-  Plan result = search(prepared, options);
-  result.archive = archive;
-  result.archive_digest = prepared.graph.digest;
-  return to_json(result, prepared);
-}
-
-std::map<std::string, std::string> emit_files(const std::string& archive, const std::string& plan_text,
-                                              const std::string& plan_name) {
-  const nb::gil_scoped_release release;
-  return emit_plan(archive, plan_text, plan_name);
+  const Prepared prepared = open_archive(archive, recompute_modules);
+  return to_json(plan_archive(prepared, archive, options), prepared);
 }
 
 }  // namespace
@@ -79,13 +69,18 @@ NB_MODULE(_core, m) {
   });
   m.attr("__version__") = kVersion;
   m.def("plan", &plan, "archive"_a, nb::kw_only(), "mesh"_a, "cluster"_a, "constraints"_a = "",
-        "recompute_modules"_a = "", "optimizer"_a = "adamw", "memory_bytes"_a = 0, "units"_a = 1, "microbatches"_a = 1,
-        "inference"_a = false, "partitions"_a = std::map<int, std::vector<std::string>>(), "others_replicate"_a = false,
+        "recompute_modules"_a = "", "optimizer"_a = "adamw", "memory_bytes"_a = 0, "units"_a = 1,
+        "microbatches"_a = 1, "inference"_a = false,
+        "partitions"_a = std::map<int, std::vector<std::string>>(), "others_replicate"_a = false,
         "Searches a plan for an archive and returns the text of plan.json.");
-  m.def("emit", &emit_files, "archive"_a, "plan"_a, "name"_a = "plan.json",
+  m.def("emit", &emit_plan, "archive"_a, "plan"_a, "name"_a = "plan.json",
+        nb::call_guard<nb::gil_scoped_release>(),
         "Writes the rank programs of a plan (its text): file name -> Python source.");
-  m.def("inspect", [](const std::string& archive) { return inspect_json(archive); }, "archive"_a,
-        "Operators, values and modules of an archive, as JSON.");
-  m.def("main", [](const std::vector<std::string>& arguments) { return run_cli(arguments); }, "arguments"_a,
-        nb::call_guard<nb::gil_scoped_release>(), "Runs the command line of the core; returns its exit status.");
+  m.def("operators", &archive_operators, "archive"_a, "recompute_modules"_a = "",
+        nb::call_guard<nb::gil_scoped_release>(),
+        "The operators of an archive as policies need them, as JSON.");
+  m.def(
+      "main", [](const std::vector<std::string>& arguments) { return run_cli(arguments); },
+      "arguments"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Runs the command line of the core; returns its exit status.");
 }

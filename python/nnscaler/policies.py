@@ -196,12 +196,16 @@ class Operator:
             self._refuse(partition, f"it has inputs 0 to {len(places) - 1}")
         dims = places[partition.input]
         if not 0 <= partition.dim < len(dims):
-            self._refuse(partition, f"its input {partition.input} has dimensions 0 to {len(dims) - 1}")
+            self._refuse(
+                partition, f"its input {partition.input} has dimensions 0 to {len(dims) - 1}"
+            )
         names = [self._facts["names"][i] for i in dims[partition.dim]]
         for name in names:
             if name["splittable"]:
                 return name["name"]
-        self._refuse(partition, names[0]["why_not"] if names else "that dimension has a fixed length")
+        self._refuse(
+            partition, names[0]["why_not"] if names else "that dimension has a fixed length"
+        )
         raise AssertionError
 
     def partitions(self) -> list[OpPartition]:
@@ -268,7 +272,9 @@ def get_layer_index(fqn: str) -> int:
     """
     numbers = [int(x) for x in fqn.split(".") if x.isdigit()]
     if len(numbers) != 1:
-        raise InputError(f"{fqn!r} has {len(numbers)} numbers among its components; one is expected")
+        raise InputError(
+            f"{fqn!r} has {len(numbers)} numbers among its components; one is expected"
+        )
     return numbers[0]
 
 

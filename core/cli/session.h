@@ -1,0 +1,26 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "core/plan/plan.h"
+
+namespace nnscaler {
+
+/// What the command line and the Python package ask of the core: whole paths through its folders.
+
+/// Reads an archive and prepares it for planning.
+Prepared open_archive(const std::string& archive, const std::string& recompute_modules = "");
+
+/// The search, with the archive recorded in the plan.
+Plan plan_archive(const Prepared& prepared, const std::string& archive, const PlanOptions& options);
+
+/// A plan.json (its text; `name` stands in messages) applied to its archive: file name -> Python
+/// source.
+std::map<std::string, std::string> emit_plan(const std::string& archive,
+                                             const std::string& plan_text, const std::string& name);
+
+/// The operators of an archive as policies need them, as JSON.
+std::string archive_operators(const std::string& archive, const std::string& recompute_modules);
+
+}  // namespace nnscaler

@@ -1,0 +1,93 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "core/base/error.h"
+#include "core/cli/cli.h"
+#include "core/version.h"
+
+namespace nnscaler {
+
+std::function<int()> add_inspect(CLI::App& app);
+std::function<int()> add_operators(CLI::App& app);
+std::function<int()> add_devices(CLI::App& app);
+std::function<int()> add_plan(CLI::App& app);
+std::function<int()> add_explain(CLI::App& app);
+std::function<int()> add_diff(CLI::App& app);
+std::function<int()> add_check(CLI::App& app);
+std::function<int()> add_emit(CLI::App& app);
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb> list = {
+      {"inspect", "print a model as exported: modules, operators, sizes",
+       "nnscaler inspect model.pt2", add_inspect},
+      {"plan", "search a plan for a model",
+       "nnscaler plan model.pt2 --mesh dp=4,tp=2 --cluster h100-80gb -o plan.json", add_plan},
+      {"explain", "say what a plan does and why",
+       "nnscaler explain plan.json --operator layers.0.mlp", add_explain},
+      {"diff", "compare two plans", "nnscaler diff a.json b.json", add_diff},
+      {"check", "recompute a plan's cost, memory and bound from the archive",
+       "nnscaler check plan.json", add_check},
+      {"emit", "write the rank programs of a plan", "nnscaler emit model.pt2 plan.json -o gen/",
+       add_emit},
+      {"operators", "list the operators that have a partition rule", "nnscaler operators",
+       add_operators},
+      {"devices", "list the devices described in the box", "nnscaler devices", add_devices},
+  };
+  return list;
+}
+
+namespace {
+
+/// CLI11 reports one problem over several lines; people and scripts get one.
+std::string one_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+int fail(int status, const std::string& message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "nnscaler: %s\n", message.c_str());
+  return status;
+}
+
+}  // namespace
+
+int run_cli(const std::vector<std::string>& arguments) {
+  CLI::App app("nnscaler: from a PyTorch model written for one device to a program for many",
+               "nnscaler");
+  app.set_version_flag("--version", std::string("nnscaler ") + kVersion);
+  app.require_subcommand(1);
+  std::function<int()> chosen;
+  for (const Verb& verb : verbs()) {
+    CLI::App* sub = app.add_subcommand(verb.name, verb.help);
+    sub->footer(std::string("Example:\n  ") + verb.example);
+    sub->callback([&chosen, run = verb.add(*sub)] { chosen = run; });
+  }
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::string verb;
+    for (const CLI::App* sub : app.get_subcommands()) verb = " " + sub->get_name();
+    return fail(2, one_line(error.what()) + "; see nnscaler" + verb + " --help");
+  }
+  try {
+    return chosen();
+  } catch (const InfeasibleError& error) {
+    return fail(3, error.what());
+  } catch (const InternalError& error) {
+    return fail(4, std::string(error.what()) + "; please report it with the command that you ran");
+  } catch (const Error& error) {
+    return fail(1, error.what());
+  } catch (const std::exception& error) {
+    return fail(4, std::string("internal error: ") + error.what() +
+                       "; please report it with the command that you ran");
+  }
+}
+
+}  // namespace nnscaler
