@@ -1,6 +1,6 @@
 #pragma once
 
-#include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -10,22 +10,30 @@ class App;
 
 namespace nnscaler {
 
-/// One verb of the program, in a file of its own: core/cli/<name>.cpp.
-struct Verb {
-  const char* name;
-  const char* help;     ///< One line.
-  const char* example;  ///< A command that works.
-  /// Declares the verb's options; what it returns runs it, after parsing, and gives the exit code.
-  std::function<int()> (*add)(CLI::App& app);
+/// Where a verb writes: results to `out` (one JSON object with `--json`), progress to `err`.
+struct Context {
+  std::ostream& out;
+  std::ostream& err;
 };
 
-/// Every verb, in the order of the help.
-const std::vector<Verb>& verbs();
+/// Adds one verb to the program. Each has a file of its own, core/cli/<verb>.cpp.
+using AddVerb = void (*)(CLI::App& app, Context& context);
 
-/// The whole program: parses `arguments` (without the program's name), runs the verb, and turns an
-/// error into one line on standard error, "nnscaler: …". Returns the exit code: 0, or 1 for an
-/// InputError (and for what is not supported), 2 for a wrong command line, 3 for an InfeasibleError,
-/// 4 for a bug of ours.
-int run_cli(const std::vector<std::string>& arguments);
+void add_inspect(CLI::App& app, Context& context);
+
+/// Every verb, in the order of the help. A new one is added here and nowhere else.
+const std::vector<AddVerb>& verbs();
+
+enum ExitCode : int {
+  kSuccess = 0,
+  kInputWrong = 1,   ///< InputError, UnsupportedError
+  kUsageWrong = 2,   ///< The command line itself
+  kInfeasible = 3,   ///< InfeasibleError
+  kInternalBug = 4,  ///< InternalError, or anything else
+};
+
+/// The whole program: parses `args` (without the program's name), runs the verb, and turns errors
+/// into one line on `err`, "nnscaler: …", and an exit code.
+int run_cli(const std::vector<std::string>& args, std::ostream& out, std::ostream& err);
 
 }  // namespace nnscaler

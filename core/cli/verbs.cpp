@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/cli/cli.h"
 #include "core/version.h"
 
@@ -48,9 +49,11 @@ std::string one_line(std::string text) {
   return text;
 }
 
+/// One line a mistake; a file's mistakes are reported together.
 int fail(int status, const std::string& message) {
   std::fflush(stdout);
-  std::fprintf(stderr, "nnscaler: %s\n", message.c_str());
+  for (const std::string& line : split(strip(message), '\n'))
+    std::fprintf(stderr, "nnscaler: %s\n", line.c_str());
   return status;
 }
 
