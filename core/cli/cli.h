@@ -1,6 +1,6 @@
 #pragma once
 
-#include <iosfwd>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,30 +10,22 @@ class App;
 
 namespace nnscaler {
 
-/// Where a verb writes: results to `out` (one JSON object with `--json`), progress to `err`.
-struct Context {
-  std::ostream& out;
-  std::ostream& err;
+/// A verb of the command line. `add` declares its options on `app` and returns what runs it: an
+/// exit status.
+struct Verb {
+  const char* name;
+  const char* help;     ///< One line.
+  const char* example;  ///< Shown by --help.
+  std::function<int()> (*add)(CLI::App& app);
 };
 
-/// Adds one verb to the program. Each has a file of its own, core/cli/<verb>.cpp.
-using AddVerb = void (*)(CLI::App& app, Context& context);
+/// The verbs, in the order of the help. A new one is a file core/cli/<verb>.cpp and a line in
+/// verbs.cpp.
+const std::vector<Verb>& verbs();
 
-void add_inspect(CLI::App& app, Context& context);
-
-/// Every verb, in the order of the help. A new one is added here and nowhere else.
-const std::vector<AddVerb>& verbs();
-
-enum ExitCode : int {
-  kSuccess = 0,
-  kInputWrong = 1,   ///< InputError, UnsupportedError
-  kUsageWrong = 2,   ///< The command line itself
-  kInfeasible = 3,   ///< InfeasibleError
-  kInternalBug = 4,  ///< InternalError, or anything else
-};
-
-/// The whole program: parses `args` (without the program's name), runs the verb, and turns errors
-/// into one line on `err`, "nnscaler: …", and an exit code.
-int run_cli(const std::vector<std::string>& args, std::ostream& out, std::ostream& err);
+/// Runs the command line (without the program's name). Results go to standard output, progress and
+/// one line for an error to standard error. Returns 0, 1 for wrong input, 2 for wrong usage, 3 when
+/// no plan exists, 4 for a bug of ours.
+int run_cli(const std::vector<std::string>& arguments);
 
 }  // namespace nnscaler
