@@ -1,0 +1,5 @@
+"""Measuring: the timer."""
+
+from nnscaler.profiler.timer import CudaTimer
+
+__all__ = ["CudaTimer"]
