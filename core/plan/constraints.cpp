@@ -150,8 +150,8 @@ class RuleReader {
   bool read_dims(const Yaml& at, Constraint* rule) {
     const Yaml* dims = at.find("allowed_partition_dims");
     if (!dims) {
-      mistakes_.add(at, fmt::format("rule for {} lacks allowed_partition_dims; {}",
-                                    rule->name.empty() ? "no operator" : rule->name, kWriteDims));
+      mistakes_.add(at, fmt::format("rule{} lacks allowed_partition_dims; {}",
+                                    rule->name.empty() ? "" : " for " + rule->name, kWriteDims));
       return false;
     }
     if (dims->kind != Yaml::Kind::kList) {
@@ -530,6 +530,15 @@ class Matcher {
                     b.where, b.text, a.where, a.text, place(op)));
   }
 
+  /// The innermost class, after the user's class where it is one of torch.nn: "MLP.Linear".
+  static std::string caller(const ModuleStack& stack) {
+    size_t user = stack.size();
+    while (user > 1 && stack[user - 1].class_name.starts_with("torch.nn.")) --user;
+    std::vector<std::string> names;
+    for (size_t i = user - 1; i < stack.size(); ++i) names.push_back(stack[i].short_class());
+    return join(names, ".");
+  }
+
   void report_unmatched(const Constraint& rule) {
     std::vector<ModuleStack> stacks;
     std::set<std::string> callers;
@@ -541,7 +550,7 @@ class Matcher {
       if (node.stack < 0) continue;
       const ModuleStack& stack = graph_.stacks[static_cast<size_t>(node.stack)];
       stacks.push_back(stack);
-      if (!stack.empty()) callers.insert(stack.back().short_class());
+      if (!stack.empty()) callers.insert(caller(stack));
     }
     if (!name_found) {
       report_unknown_name(rule);
@@ -581,8 +590,9 @@ class Matcher {
     if (hint.empty()) hint = did_you_mean(rule.name, {all.begin(), all.end()});
     const auto& known = signatures_.known;
     if (std::find(known.begin(), known.end(), rule.name) != known.end()) {
-      mistakes_.push_back(fmt::format("{}: rule matches nothing: the model never calls {}{}",
-                                      rule.name_where, rule.name, hint));
+      mistakes_.push_back(
+          fmt::format("{}: rule matches nothing: the model never calls {}; remove the rule",
+                      rule.name_where, rule.name));
       return;
     }
     if (hint.empty()) {

@@ -36,6 +36,11 @@ class ProblemBuilder {
   std::vector<int> value_nodes;  ///< By value; -1 for none.
   std::vector<int> value_ports;  ///< By value: the layouts of its node's labels.
 
+  /// Bytes that each label of each node certainly takes, as vectors of the pool: parameters,
+  /// gradients and optimizer states; activations kept for backward, each counted at the first
+  /// operator that keeps it. Never more than MemoryUse::total() of a plan with these labels.
+  std::vector<int> certain_bytes();
+
   const Layout& layout_of(int port, int label) const {
     return layouts_[static_cast<size_t>(
         ports_[static_cast<size_t>(port)][static_cast<size_t>(label)])];
@@ -48,6 +53,8 @@ class ProblemBuilder {
  private:
   void build();
   Layout whole() const;
+  std::vector<int64_t> kept_bytes(size_t op, const std::vector<bool>& inputs,
+                                  const std::vector<bool>& outputs);
   bool allowed(const Choice& choice, const ConstraintMatch& match) const;
   Choice forced_choice(size_t index, const std::vector<std::string>& texts) const;
   int operator_class(size_t index);

@@ -129,6 +129,26 @@ Cost reduction_ps(const PlanOptions& options, const std::vector<int>& axes, int6
   return static_cast<Cost>(std::ceil(static_cast<double>(bucket) * share));
 }
 
+/// The value whose memory each value uses: views share their base's.
+std::vector<int> storage_roots(const Prepared& prepared) {
+  std::vector<int> roots(prepared.graph.values.size());
+  for (size_t v = 0; v < roots.size(); ++v) {
+    roots[v] = static_cast<int>(v);
+    const Value& value = prepared.graph.values[v];
+    if (!value.producer.valid()) continue;
+    const auto producer = static_cast<size_t>(value.producer.index);
+    const std::vector<ValueId> inputs = prepared.graph.operators[producer].tensor_inputs();
+    const BoundRule& rule = prepared.rules[producer];
+    if ((rule.view || rule.fused) && !inputs.empty())
+      roots[v] = roots[static_cast<size_t>(inputs[0].index)];
+  }
+  return roots;
+}
+
+bool contains(const std::vector<int>& list, size_t value) {
+  return std::find(list.begin(), list.end(), static_cast<int>(value)) != list.end();
+}
+
 std::vector<int> partial_gradient_axes(const Layout& layout) {
   std::vector<int> axes;
   for (size_t axis = 0; axis < layout.size(); ++axis) {
@@ -685,19 +705,7 @@ class Accountant {
       if (value.kind == ValueKind::kBuffer || value.kind == ValueKind::kConstant)
         use.buffers += value.bytes();
     }
-    // Storage: views share their base's. What is read from the outside costs nothing of ours.
-    std::vector<int> storage(graph_.values.size());
-    for (size_t v = 0; v < storage.size(); ++v) {
-      storage[v] = static_cast<int>(v);
-      const Value& value = graph_.values[v];
-      if (!value.producer.valid()) continue;
-      const auto producer = static_cast<size_t>(value.producer.index);
-      const std::vector<ValueId> inputs = graph_.operators[producer].tensor_inputs();
-      const BoundRule& rule = prepared_.rules[producer];
-      if ((rule.view || rule.fused) && !inputs.empty()) {
-        storage[v] = storage[static_cast<size_t>(inputs[0].index)];
-      }
-    }
+    const std::vector<int> storage = storage_roots(prepared_);
     std::set<std::tuple<int, Redistributor::Placements>> kept;
     std::map<int, int64_t> region_bytes;
     std::map<int, std::set<std::tuple<int, Redistributor::Placements>>> region_kept;
@@ -784,7 +792,7 @@ class Accountant {
 void refuse_memory(const Plan& plan) {
   const MemoryUse& use = plan.memory;
   throw InfeasibleError(fmt::format(
-      "no plan fits: the best found needs {} a device (parameters {}, gradients {}, optimizer "
+      "no plan fits: the least found needs {} a device (parameters {}, gradients {}, optimizer "
       "state {}, buffers {}, "
       "activations {}, working set {}) and the budget is {}, {} less; use more devices, "
       "recompute_modules, an optimizer "
@@ -838,6 +846,160 @@ Plan plan_from_labels(const Prepared& prepared, const PlanOptions& options, Prob
   return plan;
 }
 
+std::vector<int> ProblemBuilder::certain_bytes() {
+  const std::vector<int> roots = storage_roots(prepared_);
+  std::vector<int> result(problem.node_costs.size());
+  std::vector<bool> kept(graph_.values.size(), false);
+  for (size_t i = 0; i < graph_.operators.size(); ++i) {
+    const Operator& op = graph_.operators[i];
+    const BoundRule& rule = prepared_.rules[i];
+    const std::vector<ValueId> inputs = op.tensor_inputs();
+    std::vector<int64_t> bytes(classes[static_cast<size_t>(class_of[i])].choices.size(), 0);
+    const bool differentiated = !options_.inference && !in_recompute(prepared_, i) &&
+                                std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
+                                  return id.valid() && graph_.value(id).requires_grad;
+                                });
+    // Whether this operator is the first to keep a value that an operator made.
+    const auto first = [&](ValueId id) {
+      if (!id.valid() || graph_.value(id).is_symbol) return false;
+      const auto root = static_cast<size_t>(roots[static_cast<size_t>(id.index)]);
+      const Value& base = graph_.values[root];
+      if (kept[root] || base.kind != ValueKind::kIntermediate || !base.producer.valid())
+        return false;
+      kept[root] = true;
+      return true;
+    };
+    if (differentiated) {
+      std::vector<bool> of_inputs;
+      std::vector<bool> of_outputs;
+      for (size_t k = 0; k < inputs.size(); ++k)
+        of_inputs.push_back(contains(rule.saved_inputs, k) && first(inputs[k]));
+      for (size_t k = 0; k < op.outputs.size(); ++k) {
+        of_outputs.push_back(contains(rule.saved_outputs, k) && first(op.outputs[k]));
+      }
+      bytes = kept_bytes(i, of_inputs, of_outputs);
+    }
+    result[i] = problem.pool->intern({1, static_cast<int>(bytes.size()), std::move(bytes)});
+  }
+  for (size_t v = 0; v < graph_.values.size(); ++v) {
+    if (value_nodes[v] < 0) continue;
+    const Value& value = graph_.values[v];
+    const auto node = static_cast<size_t>(value_nodes[v]);
+    CostMatrix bytes{1, problem.num_labels(value_nodes[v]), {}};
+    for (int label = 0; label < bytes.cols; ++label) {
+      int64_t local = 0;
+      if (value.kind == ValueKind::kParameter) {
+        local = local_bytes(value, layout_of(value_ports[v], label), options_.mesh);
+        if (value.requires_grad && !options_.inference)
+          local += local + optimizer_bytes(options_.optimizer, value, local);
+      }
+      bytes.data.push_back(local);
+    }
+    result[node] = problem.pool->intern(std::move(bytes));
+  }
+  return result;
+}
+
+std::vector<int64_t> ProblemBuilder::kept_bytes(size_t index, const std::vector<bool>& of_inputs,
+                                                const std::vector<bool>& of_outputs) {
+  const Operator& op = graph_.operators[index];
+  const BoundRule& rule = prepared_.rules[index];
+  const std::vector<ValueId> inputs = op.tensor_inputs();
+  std::vector<int64_t> result;
+  for (const Choice& choice : classes[static_cast<size_t>(class_of[index])].choices) {
+    int64_t bytes = 0;
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const Value& value = graph_.value(inputs[k]);
+      if (of_inputs[k])
+        bytes +=
+            local_bytes(value, input_layout(rule, choice, k, value.requires_grad), options_.mesh);
+    }
+    for (size_t k = 0; k < op.outputs.size(); ++k) {
+      if (!of_outputs[k]) continue;
+      const Value& value = graph_.value(op.outputs[k]);
+      bytes +=
+          local_bytes(value, output_layout(rule, choice, k, value.requires_grad), options_.mesh);
+    }
+    result.push_back(bytes);
+  }
+  return result;
+}
+
+namespace {
+
+/// Plans under a memory budget by a Lagrange multiplier on the bytes that every label certainly
+/// takes: picoseconds a byte, raised until a plan fits, then bisected. The best bound of all
+/// multipliers is the certificate.
+class BudgetSearch {
+ public:
+  BudgetSearch(const Prepared& prepared, const PlanOptions& options, ProblemBuilder& builder)
+      : prepared_(prepared), options_(options), builder_(builder), bytes_(builder.certain_bytes()) {
+    for (const Value& value : prepared.graph.values) {
+      if (value.kind == ValueKind::kBuffer || value.kind == ValueKind::kConstant)
+        fixed_bytes_ += value.bytes();
+    }
+  }
+
+  /// The cheapest plan found that fits, with its bound; the one of least memory when none does.
+  Plan run(Plan first, Cost bound) {
+    least_ = first;
+    bound_ = bound;
+    const int64_t budget = first.budget_bytes;
+    // From a multiplier that changes nothing to one that outweighs all time.
+    double low = 0;
+    double high =
+        std::max(1.0, static_cast<double>(first.cost) /
+                          static_cast<double>(std::max<int64_t>(1, first.memory.total())));
+    high /= 64;
+    bool fits = false;
+    for (int step = 0; step < 24 && !fits; ++step, high *= 2) {
+      fits = attempt(high, budget);
+      if (!fits) low = high;
+    }
+    if (!fits) return least_;
+    for (int step = 0; step < 10; ++step) {
+      const double middle = (low + high) / 2;
+      (attempt(middle, budget) ? high : low) = middle;
+    }
+    best_->lower_bound = std::min(best_->cost, bound_);
+    best_->method = "Lagrange multiplier on memory";
+    return *best_;
+  }
+
+ private:
+  bool attempt(double multiplier, int64_t budget) {
+    LabelProblem weighted = builder_.problem;
+    for (size_t node = 0; node < weighted.node_costs.size(); ++node) {
+      CostMatrix costs = (*weighted.pool)[weighted.node_costs[node]];
+      const CostMatrix& bytes = (*weighted.pool)[bytes_[node]];
+      for (size_t label = 0; label < costs.data.size(); ++label) {
+        costs.data[label] += static_cast<Cost>(multiplier * static_cast<double>(bytes.data[label]));
+      }
+      weighted.node_costs[node] = weighted.pool->intern(std::move(costs));
+    }
+    const Solution solution = solve(weighted);
+    const auto allowance =
+        static_cast<Cost>(std::ceil(multiplier * static_cast<double>(budget - fixed_bytes_)));
+    bound_ = std::max(bound_, solution.lower_bound - allowance);
+    Plan plan = plan_from_labels(prepared_, options_, builder_, solution);
+    if (plan.memory.total() < least_.memory.total()) least_ = plan;
+    if (plan.memory.total() > budget) return false;
+    if (!best_ || plan.cost < best_->cost) best_ = std::move(plan);
+    return true;
+  }
+
+  const Prepared& prepared_;
+  const PlanOptions& options_;
+  ProblemBuilder& builder_;
+  std::vector<int> bytes_;
+  int64_t fixed_bytes_ = 0;
+  Cost bound_ = 0;
+  Plan least_;
+  std::optional<Plan> best_;
+};
+
+}  // namespace
+
 Plan search(const Prepared& prepared, const PlanOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   ProblemBuilder builder(prepared, options);
@@ -848,6 +1010,9 @@ Plan search(const Prepared& prepared, const PlanOptions& options) {
       fmt::format("the plan's parts add up to {}, the search found {}", plan.cost, solution.cost));
   plan.lower_bound = solution.lower_bound;
   plan.method = solution.method;
+  if (plan.memory.total() > plan.budget_bytes) {
+    plan = BudgetSearch(prepared, options, builder).run(std::move(plan), solution.lower_bound);
+  }
   plan.core_nodes = solution.core_nodes;
   plan.num_products = solution.num_products;
   plan.num_distinct_products = solution.num_distinct_products;

@@ -23,12 +23,15 @@ from nnscaler.errors import InputError, UnsupportedError
 from nnscaler.runtime.agreement import on_rank0, verify_agreement
 from nnscaler.runtime.mesh import world_rank, world_size
 from nnscaler.runtime.module import ParallelModule
+from nnscaler.version import __version__
 
 ARCHIVE = "model.pt2"
 PLAN = "plan.json"
 RECORD = "nnscaler.json"
 WEIGHTS = "fullmodel.pt.0"
 BUFFERS = "npbuffer.pt"
+CONFIG = "compute_config.pt"
+METADATA = "origin_module_metadata.pt"
 
 # Keys of pas_config: those that this version obeys, and those of nnScaler's that it need not or cannot.
 _OBEYED = {
@@ -142,7 +145,7 @@ def parallelize(
     verify_agreement(
         _code_digest(out), f"generated code of {kind.__qualname__} in {out}", expected=digest
     )
-    generated = _load(out, kind, compute_config)
+    generated = load_generated(out, kind, compute_config)
     if is_class:
         return generated
     parallel = generated(init_params=init_module_params, build_buckets=build_module_buckets)
@@ -230,8 +233,8 @@ def _generate(
         if present is not None and _complete(out, config) and present == record and reuse in (
             ReuseType.MATCH, ReuseType.MOO,
         ):  # fmt: skip
-            _save_weights(module, scratch)
-            for name in (WEIGHTS, BUFFERS):
+            save_weights(module, scratch, config)
+            for name in (WEIGHTS, BUFFERS, CONFIG, METADATA):
                 os.replace(scratch / name, out / name)
             return _code_digest(out)
         if present is not None and present != record and reuse == ReuseType.MATCH:
@@ -240,7 +243,7 @@ def _generate(
                 "reuse='override' (or 'moo') to make it anew, another gen_savedir, or another instance_name"
             )
         _plan_and_write(module, archive, policy, config, scratch, out)
-        _save_weights(module, scratch)
+        save_weights(module, scratch, config)
         (scratch / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
         out.mkdir(parents=True, exist_ok=True)
         keep = {f.name for f in scratch.iterdir()}
@@ -381,8 +384,8 @@ def _check_end2end(archive: Path) -> None:
         )
 
 
-def _save_weights(module: nn.Module, directory: Path) -> None:
-    """The whole model's tensors, for every rank to cut its part from."""
+def save_weights(module: nn.Module, directory: Path, config: ComputeConfig) -> None:
+    """What `ParallelModule` reads: the model's tensors, whole, and what they are called."""
     state = {}
     for name, tensor in [
         *module.named_parameters(remove_duplicate=False),
@@ -391,9 +394,19 @@ def _save_weights(module: nn.Module, directory: Path) -> None:
         if tensor.is_meta:
             continue
         state[name] = tensor.detach().cpu()
-    persistent = set(module.state_dict(keep_vars=True))
-    torch.save({k: v for k, v in state.items() if k in persistent}, directory / WEIGHTS)
-    torch.save({k: v for k, v in state.items() if k not in persistent}, directory / BUFFERS)
+    persistent = list(module.state_dict(keep_vars=True))
+    torch.save({k: v for k, v in state.items() if k in set(persistent)}, directory / WEIGHTS)
+    torch.save({k: v for k, v in state.items() if k not in set(persistent)}, directory / BUFFERS)
+    ComputeConfig.safe_dump_to_file(config, directory / CONFIG)
+    shared: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), []).append(name)
+    metadata = {
+        "origin_state_dict_names": persistent,
+        "origin_param_names": [name for name, _ in module.named_parameters()],
+        "origin_shared_param_names": [names for names in shared.values() if len(names) > 1],
+    }
+    torch.save(metadata, directory / METADATA)
 
 
 def _record(archive: Path, policy: Callable | None, config: ComputeConfig) -> dict[str, str]:
@@ -413,7 +426,7 @@ def _record(archive: Path, policy: Callable | None, config: ComputeConfig) -> di
             source = inspect.getsource(policy)
         except (OSError, TypeError):
             source = repr(policy)
-    facts = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
+    facts = config.plain()
     return {
         "model": json.loads(_core.operators(str(archive), ""))["digest"],
         "compute config": _digest(json.dumps(facts, sort_keys=True, default=repr).encode()),
@@ -421,7 +434,7 @@ def _record(archive: Path, policy: Callable | None, config: ComputeConfig) -> di
         "cluster": file_digest(pas.get("cluster")),
         "plan": file_digest(pas.get("load_plan_path")),
         "policy": _digest(source.encode()),
-        "nnscaler": _core.__version__,
+        "nnscaler": __version__,
         "torch": torch.__version__,
     }
 
@@ -481,7 +494,7 @@ def _broadcast_files(out: Path, strategy: BroadcastGenFilesStrategy) -> None:
     dist.barrier()
 
 
-def _load(out: Path, kind: type, config: ComputeConfig) -> type[ParallelModule]:
+def load_generated(out: Path, kind: type | None, config: ComputeConfig) -> type[ParallelModule]:
     """Imports this rank's program; a package of its own for each directory."""
     package = f"_parallel_modules_{_digest(str(out).encode())}"
     for name in [n for n in sys.modules if n == package or n.startswith(package + ".")]:
@@ -491,9 +504,11 @@ def _load(out: Path, kind: type, config: ComputeConfig) -> type[ParallelModule]:
     spec.submodule_search_locations = [str(out)]
     sys.modules[package] = importlib.util.module_from_spec(spec)
     generated = importlib.import_module(f"{package}.gencode{world_rank()}").GenModel
-    loaded = type(kind.__name__, (generated,), {"__module__": generated.__module__})
-    loaded.__qualname__ = kind.__qualname__
-    loaded.__orig_module_class__ = kind
-    loaded.compute_config = config
-    loaded.module_dir = out
-    return loaded
+    if kind is not None:
+        generated.__name__ = kind.__name__
+        generated.__qualname__ = kind.__qualname__
+        generated.__orig_module_class__ = kind
+    generated.compute_config = config
+    generated.module_dir = out
+    generated.runtime_version = __version__
+    return generated

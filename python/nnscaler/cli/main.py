@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _core.main(arguments)
     except NnscalerError as error:
         print(f"nnscaler: {error}", file=sys.stderr)
-        return 1 if isinstance(error, InputError) else 3 if isinstance(error, InfeasibleError) else 4
+        return (
+            1 if isinstance(error, InputError) else 3 if isinstance(error, InfeasibleError) else 4
+        )
 
 
 if __name__ == "__main__":
