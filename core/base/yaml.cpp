@@ -139,6 +139,10 @@ class Builder final : public YAML::EventHandler {
     Yaml& parent = open_.back().node;
     const bool is_key =
         parent.kind == Yaml::Kind::kMap && parent.keys.size() == parent.items.size();
+    if (node.kind == Yaml::Kind::kNull && parent.kind == Yaml::Kind::kMap && !is_key) {
+      node.line = parent.keys.back().line;  // what is not there is marked at what follows it
+      node.column = parent.keys.back().column;
+    }
     (is_key ? parent.keys : parent.items).push_back(std::move(node));
   }
 
