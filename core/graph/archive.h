@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "core/graph/graph.h"
@@ -23,7 +24,25 @@ std::string read_tensor(const std::string& path, const std::string& fqn);
 /// The same reader on bytes in memory; for fuzzing. `name` stands in messages.
 Graph read_archive_bytes(const std::string& bytes, const std::string& name);
 
-/// Listing of a graph for people (`nnscaler inspect`).
-std::string print_graph(const Graph& graph);
+/// What print_graph shows.
+struct PrintOptions {
+  /// The user's name of an operator; its target where there is none.
+  std::function<std::string(const Operator&)> name;
+  /// Appended to an operator's line, such as its annotation; may be empty.
+  std::function<std::string(const Operator&)> note;
+  /// Whether an operator is shown; all are where there is none.
+  std::function<bool(const Operator&)> keep;
+  bool fold = true;  ///< Show equal neighbouring modules once.
+};
+
+/// Listing of a graph for people: what goes in and out, parameters, ties, then every operator in
+/// the tree of modules that called it, equal layers folded.
+std::string print_graph(const Graph& graph, const PrintOptions& options = {});
+
+/// An argument as Python would print it: "x", "fc.weight", "[2, -1]", "torch.float32".
+std::string print_argument(const Graph& graph, const Argument& argument);
+
+/// What a caller sees of a value: its name in the user's module, or in the graph.
+const std::string& display_name(const Value& value);
 
 }  // namespace nnscaler

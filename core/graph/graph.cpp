@@ -84,6 +84,16 @@ int64_t Value::num_elements() const {
 
 int64_t Value::bytes() const { return num_elements() * dtype_bytes(dtype); }
 
+std::string Value::type() const {
+  if (is_symbol) return fmt::format("sym({})", symbol);
+  std::string text = fmt::format("{}[", dtype_short_name(dtype));
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += shape[i].is_symbolic() ? shape[i].symbol : std::to_string(shape[i].value);
+  }
+  return text + "]";
+}
+
 std::string Frame::short_class() const {
   return class_name.substr(class_name.rfind('.', class_name.find('[')) + 1);
 }

@@ -98,7 +98,8 @@ struct Value {
 
   /// Product of the extents' values, those that depend on data counting as 1.
   int64_t num_elements() const;
-  int64_t bytes() const;  ///< num_elements() * dtype_bytes(dtype).
+  int64_t bytes() const;     ///< num_elements() * dtype_bytes(dtype).
+  std::string type() const;  ///< "f32[4, 2*s27]"; "sym(2*s27)" for a symbolic size.
 };
 
 /// An integer argument that is a number or a symbolic size.

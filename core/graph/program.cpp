@@ -19,6 +19,7 @@ constexpr int64_t kSchemaMajor = 8;
 constexpr int64_t kSchemaMinor = 20;
 constexpr int64_t kMaxBytes = int64_t{1} << 60;
 constexpr int kMaxDepth = 60;
+constexpr size_t kMaxFrames = 200;
 
 // Checks that export made; they hold on every rank, or fail to make sense on a part of a tensor.
 bool is_assertion(std::string_view target) {
@@ -102,7 +103,8 @@ ModuleStack parse_stack(std::string_view text) {
       }
     }
     // The key of the root may come twice ("L__self__L__self__"), and so may its frame.
-    if (stack.empty() || stack.back() != frame) stack.push_back(std::move(frame));
+    const bool repeated = !stack.empty() && stack.back() == frame;
+    if (!repeated && stack.size() < kMaxFrames) stack.push_back(std::move(frame));
   }
   return stack;
 }
@@ -345,7 +347,7 @@ class ProgramReader {
         hint = json_.integer(meta);
         value.symbol = std::to_string(hint);
       } else if (is_float) {
-        value.symbol = fmt::format("{}", json_.number(meta));
+        value.symbol = print_float(json_.number(meta));
       } else {
         value.symbol = json_.boolean(meta) ? "True" : "False";
       }
@@ -415,10 +417,7 @@ class ProgramReader {
     if (kind == "as_int") return std::to_string(json_.integer(value));
     if (kind == "as_bool") return json_.boolean(value) ? "True" : "False";
     if (kind == "as_string") return quote(json_.string(value));
-    if (kind == "as_float") {
-      const std::string text = fmt::format("{}", json_.number(value));
-      return text == "inf" || text == "-inf" || text == "nan" ? "float(\"" + text + "\")" : text;
-    }
+    if (kind == "as_float") return print_float(json_.number(value));
     json_.fail("is a constant of unknown kind");
   }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <vector>
 
 #include "core/base/error.h"
@@ -416,6 +417,13 @@ bool is_dotted_name(std::string_view text) {
 }
 
 bool is_literal(std::string_view text) { return LiteralParser(text).run(); }
+
+std::string print_float(double value) {
+  std::string text = fmt::format("{}", value);
+  if (!std::isfinite(value)) return fmt::format("float(\"{}\")", text);
+  if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
+  return text;
+}
 
 std::string quote(std::string_view text) {
   std::string result = "\"";

@@ -30,6 +30,9 @@ bool is_dotted_name(std::string_view text);
 /// if it is one.
 bool is_literal(std::string_view text);
 
+/// A float as Python prints it: "2.0", "1e-05", `float("inf")`.
+std::string print_float(double value);
+
 /// `text` as a Python string literal in double quotes.
 std::string quote(std::string_view text);
 
