@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/emit/emit.h"
 #include "core/graph/archive.h"
+#include "core/lower/expose.h"
 #include "core/lower/lower.h"
 #include "core/version.h"
 
@@ -22,11 +23,11 @@ Plan plan_archive(const Prepared& prepared, const std::string& archive,
   return plan;
 }
 
-std::map<std::string, std::string> emit_plan(const std::string& archive,
-                                             const std::string& plan_text,
-                                             const std::string& name) {
-  const Prepared prepared = open_archive(archive, recompute_modules_of(plan_text, name));
-  Program program = lower(prepared, plan_from_json(plan_text, name, prepared));
+namespace {
+
+std::map<std::string, std::string> emit_program(const Prepared& prepared, const Plan& plan,
+                                                const std::string& plan_text) {
+  Program program = lower(prepared, plan);
   program.plan_digest = digest(plan_text);
   program.header = {
       fmt::format("Rank program of {} for the mesh {}.", prepared.graph.module_class,
@@ -36,6 +37,25 @@ std::map<std::string, std::string> emit_plan(const std::string& archive,
                   kVersion, program.plan_digest),
       "coordinates."};
   return emit(program);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> emit_plan(const std::string& archive,
+                                             const std::string& plan_text,
+                                             const std::string& name) {
+  const Prepared prepared = open_archive(archive, recompute_modules_of(plan_text, name));
+  return emit_program(prepared, plan_from_json(plan_text, name, prepared), plan_text);
+}
+
+std::map<std::string, std::string> emit_exposed(const std::string& archive,
+                                                const std::string& plan_text,
+                                                const std::string& name,
+                                                std::vector<std::string>& descriptions) {
+  Prepared prepared = open_archive(archive, recompute_modules_of(plan_text, name));
+  Plan plan = plan_from_json(plan_text, name, prepared);
+  descriptions = expose_results(prepared, plan);
+  return emit_program(prepared, plan, plan_text);
 }
 
 std::string archive_operators(const std::string& archive, const std::string& recompute_modules) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "core/plan/plan.h"
 
@@ -19,6 +20,13 @@ Plan plan_archive(const Prepared& prepared, const std::string& archive, const Pl
 /// source.
 std::map<std::string, std::string> emit_plan(const std::string& archive,
                                              const std::string& plan_text, const std::string& name);
+
+/// The same program, but it returns every operator's first result, whole. `descriptions` says which
+/// operators.
+std::map<std::string, std::string> emit_exposed(const std::string& archive,
+                                                const std::string& plan_text,
+                                                const std::string& name,
+                                                std::vector<std::string>& descriptions);
 
 /// The operators of an archive as policies need them, as JSON.
 std::string archive_operators(const std::string& archive, const std::string& recompute_modules);

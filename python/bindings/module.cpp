@@ -76,6 +76,17 @@ NB_MODULE(_core, m) {
   m.def("emit", &emit_plan, "archive"_a, "plan"_a, "name"_a = "plan.json",
         nb::call_guard<nb::gil_scoped_release>(),
         "Writes the rank programs of a plan (its text): file name -> Python source.");
+  m.def(
+      "emit_exposed",
+      [](const std::string& archive, const std::string& plan_text, const std::string& name) {
+        const nb::gil_scoped_release release;
+        std::vector<std::string> descriptions;
+        auto files = emit_exposed(archive, plan_text, name, descriptions);
+        return std::pair(std::move(files), std::move(descriptions));
+      },
+      "archive"_a, "plan"_a, "name"_a = "plan.json",
+      "Like emit, but the programs return every operator's first result, whole; also says which "
+      "operators.");
   m.def("operators", &archive_operators, "archive"_a, "recompute_modules"_a = "",
         nb::call_guard<nb::gil_scoped_release>(),
         "The operators of an archive as policies need them, as JSON.");

@@ -141,7 +141,6 @@ def _rank_main(rank: int, count: int, directory: str, job: Callable, arguments: 
 def rank_job(directory: str, config: ComputeConfig, steps: int) -> None:
     """One rank's part: runs the generated program in `directory` and leaves its numbers in `rank{r}.pt`."""
     from nnscaler.optimizer import build_optimizer
-
     from nnscaler.parallel import load_generated
     from nnscaler.runtime.mesh import world_rank
 
@@ -152,9 +151,23 @@ def rank_job(directory: str, config: ComputeConfig, steps: int) -> None:
     module.train(given["training"])
     optimizer = build_optimizer(module, torch.optim.SGD, lr=_LEARNING_RATE, momentum=_MOMENTUM)
     found = _run(
-        module, optimizer, given, steps, lambda name, value: (module.layout_of(name), value)
+        module, optimizer, given, steps, lambda name, value: (module.fullmap[name].slicers, value)
     )
     torch.save(found, path / f"rank{world_rank()}.pt")
+
+
+def exposed_job(directory: str, config: ComputeConfig) -> None:
+    """One rank's run of a program that returns every operator's result; leaves them in `rank{r}.pt`."""
+    from nnscaler.parallel import load_generated
+    from nnscaler.runtime.mesh import world_rank
+
+    path = Path(directory)
+    given = torch.load(path / "inputs.pt", weights_only=False)
+    module = load_generated(path, None, config)()
+    module.train(given["training"])
+    with given["mode"]():
+        results = module(*copy.deepcopy(given["args"]), **copy.deepcopy(given["kwargs"]))
+    torch.save([x.detach() for x in results], path / f"rank{world_rank()}.pt")
 
 
 def _run(module: nn.Module, optimizer, given: dict, steps: int, tag: Callable) -> dict[str, Any]:
@@ -253,44 +266,71 @@ def verify(
 
     facts = json.loads(plan)
     archive = str(archive or facts["archive"]["path"])
-    files = _core.emit(archive, plan)
     module, args, kwargs = copy.deepcopy(module), *copy.deepcopy((args, kwargs))
+    mode = _Nothing
     if dtype == "float64":
+        mode = Float64
         module = module.double()
         args, kwargs = _pytree.tree_map(_double, (args, kwargs))
-        files = {
-            name: text.replace("torch.float32", "torch.float64").replace(".float()", ".double()")
-            for name, text in files.items()
-        }
     elif dtype != "asis":
         raise InputError(f"verify: dtype is {dtype!r}; it is 'float64' or 'asis'")
-    if edit is not None:
-        files = {name: edit(text) for name, text in files.items()}
-    units = facts["options"]["units"]
-    devices = 1
-    for axis in facts["mesh"].split(","):
-        devices *= int(axis.partition("=")[2])
-    config = ComputeConfig(devices, devices * units)
-    mode = Float64 if dtype == "float64" else _Nothing
     given = {"args": args, "kwargs": kwargs, "training": module.training, "mode": mode}
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        for name, text in files.items():
-            (path / name).write_text(text)
-        save_weights(module, path, config)
-        torch.save(given, path / "inputs.pt")
-        (launch or run_ranks)(config.runtime_ngpus, rank_job, directory, config, steps)
-        ranks = [
-            torch.load(path / f"rank{r}.pt", weights_only=False)
-            for r in range(config.runtime_ngpus)
-        ]
-    optimizer = torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-    single = _run(
-        module, _Scaled(optimizer, module, units), given, steps, lambda name, value: (None, value)
-    )
+
+    def run(files: dict[str, str], plan_facts: dict, job: Callable, *arguments: Any) -> list[Any]:
+        """Runs generated files on ranks; returns what each left."""
+        units = plan_facts["options"]["units"]
+        devices = 1
+        for axis in plan_facts["mesh"].split(","):
+            devices *= int(axis.partition("=")[2])
+        config = ComputeConfig(devices, devices * units)
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory)
+            for name, text in files.items():
+                if dtype == "float64":
+                    text = text.replace("torch.float32", "torch.float64")
+                if edit is not None:
+                    text = edit(text)
+                (path / name).write_text(text)
+            save_weights(module, path, config)
+            torch.save(given, path / "inputs.pt")
+            (launch or run_ranks)(config.runtime_ngpus, job, directory, config, *arguments)
+            return [
+                torch.load(path / f"rank{r}.pt", weights_only=False)
+                for r in range(config.runtime_ngpus)
+            ]
+
+    ranks = run(_core.emit(archive, plan), facts, rank_job, steps)
     if tolerance is None:
         tolerance = 1e-9 if dtype == "float64" else 16 * _epsilon(module, args, kwargs)
-    return _compare(single, ranks, units, tolerance)
+    units = facts["options"]["units"]
+    reference = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+    single = _run(
+        reference,
+        _Scaled(optimizer, reference, units),
+        given,
+        steps,
+        lambda name, value: (None, value),
+    )
+    report = _compare(single, ranks, units, tolerance)
+    if not report.equal:
+        files, operators = _core.emit_exposed(archive, plan)
+        results = run(files, facts, exposed_job)
+        whole = _core.plan(
+            archive,
+            mesh="tp=1",
+            cluster="cpu",
+            memory_bytes=1 << 62,
+            inference=facts["options"]["inference"],
+        )
+        files, operators = _core.emit_exposed(archive, whole)
+        edit = None
+        expected = run(files, json.loads(whole), exposed_job)[0]
+        for i, operator in enumerate(operators):
+            if any(_relative(rank[i], expected[i]) > tolerance for rank in results):
+                report.first_operator = operator
+                break
+    return report
 
 
 class _Nothing:
@@ -345,35 +385,36 @@ def _whole(name: str, parts: list[tuple], like: torch.Tensor | None) -> torch.Te
     return whole
 
 
+def _relative(a: torch.Tensor | None, b: torch.Tensor | None, floor: float = 0.0) -> float:
+    if a is None or b is None:
+        return 0.0 if a is b else float("inf")
+    if a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    if not (b.is_floating_point() or b.is_complex()):
+        return 0.0 if torch.equal(a, b) else float("inf")
+    a, b = a.to(torch.complex128 if b.is_complex() else torch.float64), b
+    same_nan = torch.equal(a.isnan(), b.isnan())
+    if not same_nan:
+        return float("inf")
+    scale = max(float(b.abs().nan_to_num().max()), floor, 1e-300)
+    return float((a - b).abs().nan_to_num().max()) / scale
+
+
 def _compare(single: dict, ranks: list[dict], units: int, tolerance: float) -> Report:
     report = Report(tolerance=tolerance)
-
-    def relative(a: torch.Tensor | None, b: torch.Tensor | None, floor: float = 0.0) -> float:
-        if a is None or b is None:
-            return 0.0 if a is b else float("inf")
-        if a.shape != b.shape:
-            return float("inf")
-        if a.numel() == 0:
-            return 0.0
-        if not (b.is_floating_point() or b.is_complex()):
-            return 0.0 if torch.equal(a, b) else float("inf")
-        a, b = a.to(torch.complex128 if b.is_complex() else torch.float64), b
-        same_nan = torch.equal(a.isnan(), b.isnan())
-        if not same_nan:
-            return float("inf")
-        scale = max(float(b.abs().nan_to_num().max()), floor, 1e-300)
-        return float((a - b).abs().nan_to_num().max()) / scale
 
     def add(kind: str, name: str, value: float) -> None:
         report.differences.append(Difference(kind, name, value))
 
     for r, rank in enumerate(ranks):
         if single["loss"] is not None:
-            add("loss", f"rank {r}", relative(rank["loss"], single["loss"]))
+            add("loss", f"rank {r}", _relative(rank["loss"], single["loss"]))
         if len(rank["outputs"]) != len(single["outputs"]):
             add("output", f"rank {r}: number of outputs", float("inf"))
         for i, (a, b) in enumerate(zip(rank["outputs"], single["outputs"], strict=False)):
-            add("output", f"output {i} on rank {r}", relative(a, b))
+            add("output", f"output {i} on rank {r}", _relative(a, b))
     largest = max(
         (
             float(g.abs().max())
@@ -395,17 +436,17 @@ def _compare(single: dict, ranks: list[dict], units: int, tolerance: float) -> R
                     continue  # another name of a tied parameter
                 a = _whole(name, parts, b)
                 # Every replica, not only the last one written.
-                worst = relative(a, b, floor)
+                worst = _relative(a, b, floor)
                 for slices, value in parts:
                     if value is not None and b is not None:
-                        worst = max(worst, _worst_of(relative, value, b[slices], b, floor))
+                        worst = max(worst, _worst_of(value, b[slices], b, floor))
                 add(kind, name, worst)
     for name, b in single["inputs"].items():
         for r, rank in enumerate(ranks):
             add(
                 "gradient",
                 f"input {name} on rank {r}",
-                relative(rank["inputs"].get(name), b, 1e-6 * largest),
+                _relative(rank["inputs"].get(name), b, 1e-6 * largest),
             )
     return report
 
@@ -414,4 +455,4 @@ def _worst_of(
     relative: Callable, value: torch.Tensor, part: torch.Tensor, whole: torch.Tensor, floor: float
 ) -> float:
     top = float(whole.abs().max()) if whole.is_floating_point() and whole.numel() else 0.0
-    return relative(value, part, max(floor, top))
+    return _relative(value, part, max(floor, top))
