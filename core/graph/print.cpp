@@ -25,6 +25,15 @@ std::string with_commas(int64_t number) {
   return text;
 }
 
+/// "layers.3.mlp" -> "layers.*.mlp"
+std::string general(const std::string& path) {
+  std::vector<std::string> parts = split(path, '.');
+  for (std::string& part : parts) {
+    if (part.find_first_not_of("0123456789") == std::string::npos) part = "*";
+  }
+  return join(parts, ".");
+}
+
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 /// `names(id)` spells a value.
@@ -343,7 +352,9 @@ class Listing {
       if (!options_.fold) break;
       Numbering numbering;
       if (item.call) {
-        append_key(*item.call, item.call->frame.path, numbering, item.key);
+        const std::string& path = item.call->frame.path;
+        item.key = general(path);
+        append_key(*item.call, path, numbering, item.key);
       } else {
         append_key(graph_.operators[static_cast<size_t>(item.op)], parent.frame.path, numbering,
                    item.key);

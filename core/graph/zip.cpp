@@ -4,6 +4,7 @@
 #include <zip.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -44,7 +45,9 @@ struct Zip::OpenFile {
 
 Zip::Zip(const std::string& path) : name_(path) {
   int code = 0;
+  errno = 0;
   archive_ = zip_open(path.c_str(), ZIP_RDONLY, &code);
+  const int system_error = errno;
   if (archive_ == nullptr) {
     zip_error_t error;
     zip_error_init_with_code(&error, code);
@@ -55,7 +58,8 @@ Zip::Zip(const std::string& path) : name_(path) {
           fmt::format("{}: is not an archive of torch.export: {}; write it with nnscaler.export",
                       path, reason));
     }
-    throw InputError(fmt::format("{}: cannot be read: {}", path, reason));
+    throw InputError(fmt::format("{}: cannot be read: {}", path,
+                                 system_error != 0 ? std::strerror(system_error) : reason));
   }
   list_entries();
 }
@@ -154,8 +158,11 @@ std::string Zip::read_range(std::string_view entry, int64_t offset, int64_t leng
                             static_cast<double>(offset) + static_cast<double>(length)));
   }
   std::string result(static_cast<size_t>(length), '\0');
-  if (offset > 0 && zip_fseek(input.file.get(), offset, SEEK_SET) != 0) {
-    // Compressed entries cannot seek.
+  if (input.stat.comp_method == ZIP_CM_STORE) {
+    if (zip_fseek(input.file.get(), offset, SEEK_SET) != 0) {
+      fail(entry, zip_file_strerror(input.file.get()));
+    }
+  } else {
     for (int64_t skipped = 0; skipped < offset;) {
       char scratch[4096];
       const int64_t step = std::min<int64_t>(offset - skipped, sizeof(scratch));
