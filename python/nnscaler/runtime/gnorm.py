@@ -9,6 +9,7 @@ them, then, as they call ``optimizer.clip_gnorm``.
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterable
 
 import torch
@@ -18,6 +19,8 @@ import torch.nn.utils.clip_grad as torch_clip
 from nnscaler.errors import InternalError
 from nnscaler.runtime import comm
 from nnscaler.runtime.mesh import current_device, world_size
+
+live_optimizers: "weakref.WeakSet" = weakref.WeakSet()  # Made by build_optimizer.
 
 
 def total_norm(
@@ -94,12 +97,19 @@ def clip(infos: list, max_norm: float | None) -> tuple[torch.Tensor, list[torch.
 # PyTorch's own functions.
 
 
-def _owners(params: Iterable[torch.Tensor]) -> list:
-    """Parallel modules that some of the parameters belong to."""
+def _reduce_for(params: list[torch.Tensor]) -> None:
+    """Reduces the gradients of the optimizers and parallel modules that have some of ``params``."""
     from nnscaler.runtime.module import live_modules
 
     wanted = {id(p) for p in params}
-    return [m for m in live_modules if any(id(p) in wanted for p in m.parameters())]
+    done: set = set()
+    for optimizer in live_optimizers:
+        if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"]):
+            optimizer.sync_shard_grad()
+            done |= set(optimizer.parallel_modules)
+    for module in live_modules:
+        if module not in done and any(id(p) in wanted for p in module.parameters()):
+            module.sync_grad()
 
 
 def _replicas_of_grads() -> dict[int, int]:
@@ -119,8 +129,7 @@ def _reduced_first(original: Callable) -> Callable:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         parameters = list(parameters)
-        for module in _owners(parameters):
-            module.sync_grad()
+        _reduce_for(parameters)
         return original(parameters, *args, **kwargs)
 
     return function

@@ -190,14 +190,26 @@ class ParallelModule(nn.Module):
         if self.origin_module_metadata is None and file.exists():
             self.origin_module_metadata = torch.load(file, weights_only=True)
         if self.origin_module_metadata is None:
-            temporary = self._non_persistent()
-            self.origin_module_metadata = {
-                "origin_state_dict_names": [
-                    name for name, _ in self._all_tensors() if name not in temporary
-                ],
-                "origin_param_names": [name for name, _ in self.named_parameters()],
-                "origin_shared_param_names": [list(tie) for tie in self.ties],
-            }
+            self.origin_module_metadata = self._derived_metadata()
+
+    def _derived_metadata(self) -> dict[str, list]:
+        """Names in the order of the weights' files, where nobody wrote the original ones down."""
+        order: dict[str, int] = {}
+        for file in sorted(self.module_dir.glob("fullmodel.pt.*")):
+            for name in torch.load(file, map_location="cpu", mmap=True, weights_only=True):
+                order.setdefault(name, len(order))
+        temporary = self._non_persistent()
+
+        def ordered(names: list[str]) -> list[str]:
+            return sorted(names, key=lambda name: order.get(name, len(order)))
+
+        return {
+            "origin_state_dict_names": ordered(
+                [name for name, _ in self._all_tensors() if name not in temporary]
+            ),
+            "origin_param_names": ordered([name for name, _ in self.named_parameters()]),
+            "origin_shared_param_names": [list(tie) for tie in self.ties],
+        }
 
     def _all_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers under all of their names."""

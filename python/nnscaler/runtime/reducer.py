@@ -283,16 +283,24 @@ class Reducer:
 
     def zero_grad(self) -> None:
         """Drops the gradients, and reductions under way."""
+        self.drop()
+        for p in self.params:
+            p.grad = None
+
+    def drop(self) -> None:
+        """Waits for reductions under way without using them."""
+        if self._counts:  # Another rank may have started buckets that wait for this one here.
+            for bucket in self.buckets:
+                if not bucket.started:
+                    bucket.start()
         for bucket in self.buckets:
             bucket.drop()
-            for p in bucket.params:
-                p.grad = None
         self._rewind()
 
     def free(self) -> None:
         """Gives the buffers back."""
+        self.drop()
         for bucket in self.buckets:
-            bucket.drop()
             bucket.free()
 
     def gather_params(self) -> None:
