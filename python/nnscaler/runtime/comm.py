@@ -80,7 +80,7 @@ def _scatter_and_add(own: torch.Tensor, flat: torch.Tensor, group) -> None:
     if len(parts) == 2:
         torch.add(parts[0], parts[1], out=own)
     else:
-        torch.sum(parts, 0, out=own)
+        torch.sum(parts, 0, dtype=own.dtype, out=own)
 
 
 class Pending:

@@ -210,10 +210,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
         # Factor of p_k in the gradient, and of [k = t].
         peak = torch.ones_like(row) if target_weight is None else target_weight
-        peak = (peak * (1 - smoothing)).masked_fill(~valid, 0)
-        scale = peak
-        if smoothing:
-            scale = peak + (valid.to(row.dtype) * (total * smoothing / (local * n)))
+        peak = peak * (1 - smoothing)
+        scale = peak + total * smoothing / (local * n) if smoothing else peak
         ctx.save_for_backward(p, scale / sums[0], peak, index, here, valid, local_weights)
         ctx.how = (class_dim, smoothing / (local * n), summed, x.dtype, per_class)
         return (row.sum() if summed else row).to(x.dtype)
@@ -223,11 +221,12 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad):
         p, scale, peak, index, here, valid, local_weights = ctx.saved_tensors
         class_dim, spread, summed, dtype, per_class = ctx.how
-        grad = grad.to(p.dtype)
+        # Of an ignored row nothing, even where a mean over no row makes the gradient infinite.
+        grad = grad.to(p.dtype).expand(valid.shape).masked_fill(~valid, 0)
         out = p * (scale * grad).unsqueeze(class_dim)
-        at_target = (peak * grad).masked_fill(~here, 0).neg_().unsqueeze(class_dim)
+        at_target = (peak * grad).masked_fill_(~here, 0).neg_().unsqueeze(class_dim)
         out.scatter_add_(class_dim, index, at_target)
         if spread:
-            even = (valid.to(p.dtype) * grad * spread).unsqueeze(class_dim)
+            even = (grad * spread).unsqueeze(class_dim)
             out -= even if local_weights is None else even * local_weights.view(per_class)
         return out.to(dtype), None, None, None, None, None, None, None
