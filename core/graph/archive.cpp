@@ -97,9 +97,9 @@ class Payloads {
       json_->fail(fmt::format("expands {:.0f} elements to {:.0f}, more than {}", span, count,
                               format_bytes(kMaxExpanded)));
     }
-    const std::string bytes =
-        zip_.read_range(entry, offset * item, static_cast<int64_t>(span) * item);
-    return gather(bytes, sizes, strides, static_cast<size_t>(item), static_cast<size_t>(count));
+    std::string bytes = zip_.read_range(entry, offset * item, static_cast<int64_t>(span) * item);
+    return gather(std::move(bytes), sizes, strides, static_cast<size_t>(item),
+                  static_cast<size_t>(count));
   }
 
   /// Tensors that share all of their bytes, by name. Fake and meta ones have none.
@@ -139,8 +139,18 @@ class Payloads {
     return extents;
   }
 
-  static std::string gather(const std::string& bytes, const std::vector<int64_t>& sizes,
+  static bool contiguous(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+    int64_t expected = 1;
+    for (size_t dim = sizes.size(); dim-- > 0;) {
+      if (sizes[dim] != 1 && strides[dim] != expected) return false;
+      expected *= sizes[dim];
+    }
+    return true;
+  }
+
+  static std::string gather(std::string bytes, const std::vector<int64_t>& sizes,
                             const std::vector<int64_t>& strides, size_t item, size_t count) {
+    if (bytes.size() == count * item && contiguous(sizes, strides)) return bytes;
     std::string result(count * item, '\0');
     std::vector<int64_t> index(sizes.size(), 0);
     int64_t at = 0;

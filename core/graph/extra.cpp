@@ -27,6 +27,7 @@ class NodeIndex {
       if (!name.empty()) ops_[name].push_back(static_cast<int>(i));
       if (!output.empty() && output != name) ops_[output].push_back(static_cast<int>(i));
     }
+    for (const std::string_view name : draft.dropped) ops_.try_emplace(name);
     for (size_t i = 0; i < draft.bodies.size(); ++i) {
       const auto& body = draft.bodies[i];
       if (!body.name.empty()) bodies_.emplace(body.name, i);
@@ -46,10 +47,7 @@ class NodeIndex {
     return found == bodies_.end() ? nullptr : &draft_.bodies[found->second];
   }
 
-  bool knows(std::string_view name) const {
-    return !operators(name).empty() || body(name) != nullptr ||
-           std::ranges::find(draft_.dropped, name) != draft_.dropped.end();
-  }
+  bool knows(std::string_view name) const { return ops_.contains(name) || bodies_.contains(name); }
 
  private:
   const Draft& draft_;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "core/base/error.h"
 #include "core/graph/python.h"
@@ -452,20 +452,27 @@ class ProgramReader {
 
   void read_symbols(Json root) {
     if (!json_.find(root, "range_constraints")) return;
+    // The first size of an input, or input, that is a symbol alone.
+    std::map<std::string_view, std::pair<ValueId, int>> origins;
+    for (const ValueId id : graph_.inputs) {
+      if (!id.valid()) continue;
+      const Value& value = graph_.value(id);
+      if (value.is_symbol) origins.try_emplace(value.symbol, id, -1);
+      for (size_t dim = 0; dim < value.shape.size(); ++dim) {
+        if (!value.shape[dim].is_symbolic()) continue;
+        origins.try_emplace(value.shape[dim].symbol, id, static_cast<int>(dim));
+      }
+    }
     for (const auto& [name, range] : json_.fields(root, "range_constraints")) {
       const JsonReader::Scope scope(json_, "range_constraints");
       const JsonReader::Scope in_symbol(json_, name);
       SymbolInfo info;
       info.min = json_.find(range, "min_val") ? json_.integer(range, "min_val") : 0;
       if (json_.find(range, "max_val")) info.max = json_.integer(range, "max_val");
-      for (const ValueId id : graph_.inputs) {
-        if (!id.valid() || !info.input.empty()) continue;
-        const Value& value = graph_.value(id);
-        const auto dim = std::ranges::find(value.shape, name, &Extent::symbol);
-        if (value.symbol == name) info.input = value.name;
-        if (dim == value.shape.end()) continue;
-        info.input = value.name;
-        info.dim = static_cast<int>(dim - value.shape.begin());
+      const auto origin = origins.find(name);
+      if (origin != origins.end()) {
+        info.input = graph_.value(origin->second.first).name;
+        info.dim = origin->second.second;
       }
       graph_.symbols.emplace(name, std::move(info));
     }

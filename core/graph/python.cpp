@@ -266,7 +266,8 @@ class SreprParser {
 
   static Term sum(std::vector<Term>& terms) {
     // Numbers last: "s27 + 1", "s27 - 1".
-    std::ranges::stable_partition(terms, [](const Term& term) { return !term.number; });
+    std::stable_partition(terms.begin(), terms.end(),
+                          [](const Term& term) { return !term.number; });
     std::string text = wrapped(terms[0], kSum);
     for (size_t i = 1; i < terms.size(); ++i) {
       const std::string term = wrapped(terms[i], kProduct);
