@@ -52,9 +52,8 @@ class Payloads {
     const std::string entry = fmt::format("{}{}_{}_config.json", folder_, model, kind);
     if (!zip.has(entry)) return;
     json_ = std::make_unique<JsonReader>(zip.read(entry, kMaxJson), zip.name() + ": " + entry);
-    for (const auto& [fqn, config] : json_->fields(json_->root(), "config")) {
-      configs_.emplace(fqn, config);
-    }
+    entries_ = json_->fields(json_->root(), "config");
+    configs_.insert(entries_.begin(), entries_.end());
   }
 
   bool has(std::string_view fqn) const { return configs_.contains(fqn); }
@@ -102,26 +101,27 @@ class Payloads {
                   static_cast<size_t>(count));
   }
 
-  /// Tensors that share all of their bytes, by name. Fake and meta ones have none.
+  /// Names of tensors that share all of their bytes, in the archive's order. Fake and meta ones
+  /// have none.
   std::vector<std::vector<std::string>> shared() const {
     using Place = std::tuple<std::string_view, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
-    std::map<Place, std::vector<std::string>> groups;
-    for (const auto& [fqn, config] : configs_) {
+    std::map<Place, size_t> places;
+    std::vector<std::vector<std::string>> groups;
+    for (const auto& [fqn, config] : entries_) {
       const JsonReader::Scope scope(*json_, "config");
       const JsonReader::Scope in_config(*json_, fqn);
       if (json_->boolean(config, "use_pickle") || !json_->find(config, "tensor_meta")) continue;
       const std::string_view path = json_->string(config, "path_name");
       const Json meta = json_->at(config, "tensor_meta");
       if (zip_.size(folder_ + std::string(path)) == 0) continue;
-      groups[{path, read_extent(json_->at(meta, "storage_offset")), read_extents(meta, "sizes"),
-              read_extents(meta, "strides")}]
-          .emplace_back(fqn);
+      const Place place(path, read_extent(json_->at(meta, "storage_offset")),
+                        read_extents(meta, "sizes"), read_extents(meta, "strides"));
+      const auto [it, fresh] = places.emplace(place, groups.size());
+      if (fresh) groups.emplace_back();
+      groups[it->second].emplace_back(fqn);
     }
-    std::vector<std::vector<std::string>> result;
-    for (auto& [place, names] : groups) {
-      if (names.size() > 1) result.push_back(std::move(names));
-    }
-    return result;
+    std::erase_if(groups, [](const auto& names) { return names.size() < 2; });
+    return groups;
   }
 
  private:
@@ -169,6 +169,7 @@ class Payloads {
   const Zip& zip_;
   std::string folder_;
   std::unique_ptr<JsonReader> json_;
+  std::vector<std::pair<std::string_view, Json>> entries_;
   std::map<std::string_view, Json> configs_;
 };
 

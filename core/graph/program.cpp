@@ -130,6 +130,8 @@ class ProgramReader {
     {
       const JsonReader::Scope scope(json_, "graph");
       names = read_names(graph);
+      graph_.values.reserve(names.tensors.size() + names.ints.size());
+      graph_.operators.reserve(json_.array(graph, "nodes").size());
     }
     {
       const JsonReader::Scope scope(json_, "signature");
@@ -187,6 +189,9 @@ class ProgramReader {
     read("sym_int_values", names.ints);
     read("sym_float_values", names.floats);
     read("sym_bool_values", names.bools);
+    const size_t count = names.tensors.size() + names.ints.size();
+    names.values.reserve(count);
+    name_counts_.reserve(name_counts_.size() + count);
     return names;
   }
 
