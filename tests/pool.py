@@ -123,7 +123,9 @@ class _Pool:
             errors = {r: f"no answer within {timeout:g} s:\n{self._stack(r)}" for r in silent}
         elif silent:
             errors[min(errors)] += f"\n(no answer from rank {', '.join(map(str, silent))} then)"
-        text = "\n".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items()))
+        # One that died first: the others' errors follow from it.
+        order = sorted(errors, key=lambda rank: (not errors[rank].startswith("died"), rank))
+        text = "\n".join(f"rank {rank}: {errors[rank]}" for rank in order)
         raise RankError(f"{fn.__qualname__} on {len(self._pipes)} ranks\n{text}")
 
     def _stack(self, rank: int) -> str:

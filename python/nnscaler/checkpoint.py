@@ -17,7 +17,7 @@ from torch import nn
 
 from nnscaler.errors import InputError, UnsupportedError
 from nnscaler.runtime import comm
-from nnscaler.runtime.mesh import current_device, group_of, world_rank, world_size
+from nnscaler.runtime.mesh import current_device, group_of, wire_device, world_rank, world_size
 from nnscaler.runtime.module import ParallelModule
 
 _logger = logging.getLogger(__name__)
@@ -566,20 +566,13 @@ def _received(own, described, ranks: tuple[int, ...], group):
     if not (isinstance(described, tuple) and described and described[0] == "tensor"):
         return described
     _, shape, dtype = described
-    device = _wire_device()
+    device = wire_device()
     if world_rank() == ranks[0]:
         value = own.detach().to(device).contiguous()
     else:
         value = torch.empty(shape, dtype=dtype, device=device)
     comm.broadcast(value, ranks[0], group)
     return value
-
-
-def _wire_device() -> torch.device:
-    """Where a tensor must be to be sent."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return current_device()
-    return torch.device("cpu")
 
 
 @torch.no_grad()
@@ -709,7 +702,7 @@ def _send(value: Any, to: int, group) -> None:
     outline = _outline(value, tensors)
     dist.send_object_list([outline], to, group)
     for tensor in tensors:
-        dist.send(tensor.detach().to(_wire_device()).contiguous(), to, group)
+        dist.send(tensor.detach().to(wire_device()).contiguous(), to, group)
 
 
 def _receive(source: int, group, device: torch.device) -> Any:
@@ -738,7 +731,7 @@ def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _filled(value: Any, source: int, group, device: torch.device) -> Any:
     if isinstance(value, _Hole):
-        tensor = torch.empty(value.shape, dtype=value.dtype, device=_wire_device())
+        tensor = torch.empty(value.shape, dtype=value.dtype, device=wire_device())
         dist.recv(tensor, source, group)
         return tensor.to(device)
     if isinstance(value, dict):

@@ -90,6 +90,7 @@ def _check_configs(
     module: nn.Module, modules: dict[str, ParallelModule], given: ComputeConfig | None
 ) -> ComputeConfig:
     first_name, first = next(iter(modules.items()))
+    first_name = first_name or "the module"
     for name, m in modules.items():
         if m.compute_config.use_end2end and m is not module:
             raise RuntimeError(

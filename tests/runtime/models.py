@@ -52,6 +52,20 @@ class Tied(nn.Module):
         return {"loss": loss, "n": (i != 3).sum()}
 
 
+class Drop(nn.Module):
+    """Dropout inside and outside of what is split."""
+
+    def __init__(self):
+        super().__init__()
+        self.u = nn.Linear(8, 64, bias=False)
+        self.d = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        h = F.dropout(self.u(x), 0.5, self.training)
+        h = F.dropout(self.d(h), 0.5, self.training)
+        return h * 2 + torch.rand((), dtype=x.dtype)
+
+
 def make(kind: type[nn.Module], seed: int = 0) -> nn.Module:
     """A model in float64, the same on every rank."""
     state = torch.get_rng_state()

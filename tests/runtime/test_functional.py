@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from pool import run_on
 
 import nnscaler.runtime as rt
 from nnscaler.errors import InputError, UnsupportedError
+from pool import run_on
 
 TOLERANCE = 1e-12
 

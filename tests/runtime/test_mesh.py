@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from pool import run_on
 
 import nnscaler.runtime as rt
 from nnscaler.errors import InputError
 from nnscaler.runtime.layout import AttrMeta
+from pool import run_on
 
 
 def place_job():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pool import run_on
 
 import nnscaler.runtime as rt
 from nnscaler.errors import InputError
+from pool import run_on
 
 DTYPES = [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex128]
 

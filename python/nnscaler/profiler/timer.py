@@ -110,10 +110,12 @@ def blocking(name: str, nbytes: int, sent: int, device: torch.device, launch: Ca
         _timer._add(_Span(field, start, end))
 
 
-def started(name: str, nbytes: int, sent: int, device: torch.device, launch: Callable) -> _Span:
+def started(
+    name: str, nbytes: int, sent: int, device: torch.device, launch: Callable, overlaps: bool
+) -> _Span:
     """Starts ``launch()``, which returns a Work, and times it until it is complete."""
     field = _timer._field_of(name, nbytes, sent)
-    field.asynchronous = True
+    field.asynchronous |= overlaps
     if device.type == "cuda":
         current = torch.cuda.current_stream(device)
         _timer._base_event(current)

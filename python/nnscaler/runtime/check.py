@@ -34,3 +34,27 @@ def check_input(name: str, value: object, shape: tuple, dtype: torch.dtype) -> N
             f"forward: argument {name} is {value.dtype} and the program was made for {dtype}; "
             "convert it, or parallelize with a sample of that dtype"
         )
+
+
+def check_constant(name: str, value: object, expected: object) -> None:
+    """Raises when an argument that the program has as a constant is given another value.
+
+    Args:
+        name: the argument's.
+        value: what was given.
+        expected: what the program was made for.
+
+    Raises:
+        InputError: they differ.
+    """
+    if value is expected:
+        return
+    same = type(value) is type(expected) or (
+        isinstance(value, (int, float)) and isinstance(expected, (int, float))
+    )
+    if not same or isinstance(value, torch.Tensor) or value != expected:
+        given = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        raise InputError(
+            f"forward: argument {name} is {given} and the program was made for {expected!r}; "
+            "give that, or parallelize with the other value"
+        )

@@ -94,8 +94,18 @@ class Pending:
         self._wait()
 
 
-def start_all_reduce(x: torch.Tensor, group, field: str, nbytes: int) -> Pending:
-    """Starts to sum ``x`` over the group in place; ``nbytes`` of it are payload."""
+def start_all_reduce(
+    x: torch.Tensor, group, field: str, nbytes: int, overlaps: bool = True
+) -> Pending:
+    """Starts to sum ``x`` over the group in place.
+
+    Args:
+        x: the tensor.
+        group: its ranks.
+        field: the timer's.
+        nbytes: payload in ``x``, which may hold more.
+        overlaps: whether the program goes on with other work before it waits.
+    """
 
     def launch():
         return dist.all_reduce(x, SUM, group, async_op=True)
@@ -103,7 +113,7 @@ def start_all_reduce(x: torch.Tensor, group, field: str, nbytes: int) -> Pending
     if not _timer.predefined_on:
         return Pending(launch().wait, x)
     sent = _sent(nbytes, 2, group)
-    return Pending(_timer.started(field, nbytes, sent, x.device, launch).wait, x)
+    return Pending(_timer.started(field, nbytes, sent, x.device, launch, overlaps).wait, x)
 
 
 def _sent(nbytes: int, rounds: int, group) -> int:

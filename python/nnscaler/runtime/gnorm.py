@@ -18,7 +18,7 @@ import torch.nn.utils.clip_grad as torch_clip
 
 from nnscaler.errors import InternalError
 from nnscaler.runtime import comm
-from nnscaler.runtime.mesh import current_device, world_size
+from nnscaler.runtime.mesh import wire_device, world_size
 
 live_optimizers: "weakref.WeakSet" = weakref.WeakSet()  # Made by build_optimizer.
 
@@ -50,10 +50,8 @@ def total_norm(
             total = part
         else:
             total = torch.maximum(total, part) if largest else total + part
-    if device is None:
-        device = current_device() if _cuda_job() else torch.device("cpu")
     if total is None:
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        total = torch.zeros((), dtype=torch.float64, device=wire_device())
     if world_size() > 1:
         op = comm.MAX if largest else comm.SUM
         comm.all_reduce(total, dist.group.WORLD, "all_reduce(norm)", op)
@@ -67,10 +65,6 @@ def _norms(grads: list[torch.Tensor], norm_type: float) -> Iterable[torch.Tensor
     yield from (torch.linalg.vector_norm(g, norm_type, dtype=torch.float32) for g in half)
     if full:
         yield from torch._foreach_norm(full, norm_type)
-
-
-def _cuda_job() -> bool:
-    return dist.is_initialized() and dist.get_backend() == "nccl"
 
 
 def scale_to(grads: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:

@@ -200,3 +200,10 @@ def current_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def wire_device() -> torch.device:
+    """Where a tensor of parallel modules is: this rank's CUDA device in an NCCL job, else the CPU."""
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+        return current_device()
+    return torch.device("cpu")

@@ -126,8 +126,11 @@ class ParallelModule(nn.Module):
             for other in others:
                 container, attribute = self._owner_of(other)
                 setattr(container, attribute, getattr(owner, name))
+        temporary = self._non_persistent()
         for name, tensor in self._all_tensors():
             layout = getattr(tensor, "nnscaler_layout", None)
+            if layout is None and name in temporary:  # A literal, which has its values.
+                continue
             if layout is None:
                 shape = tuple(tensor.shape)
                 layout = Layout(self.mesh, shape, shape)
@@ -232,6 +235,8 @@ class ParallelModule(nn.Module):
         """Marks all values as missing: nan, so that nobody computes with what memory held."""
         temporary = self._non_persistent()
         for name, tensor in self._all_tensors():
+            if not hasattr(tensor, "nnscaler_layout"):
+                continue
             (self._unset_buffers if name in temporary else self._unset).add(name)
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.fill_(float("nan"))
@@ -532,6 +537,7 @@ class ParallelModule(nn.Module):
             cls._class_layouts = {
                 name: (skeleton._layouts[name], tensor.dtype, name in parameters)
                 for name, tensor in skeleton._all_tensors()
+                if name in skeleton._layouts
             }
         return cls._class_layouts
 

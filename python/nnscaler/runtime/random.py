@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 
-from nnscaler.runtime.mesh import Mesh, current_device, world_rank, world_size
+from nnscaler.runtime.mesh import Mesh, wire_device, world_size
 
 _base: int | None = None
 _states: dict[tuple, tuple[torch.Tensor, torch.Tensor | None]] = {}  # key -> CPU, CUDA
@@ -36,8 +36,7 @@ def agree_on_seed() -> None:
         return
     seed = torch.tensor([torch.initial_seed() & (2**63 - 1)], dtype=torch.int64)
     if world_size() > 1:
-        device = current_device() if dist.get_backend() == "nccl" else torch.device("cpu")
-        seed = seed.to(device)
+        seed = seed.to(wire_device())
         dist.broadcast(seed, 0)
     manual_seed(int(seed.item()))
 
@@ -51,12 +50,11 @@ def drawing(mesh: Mesh, axes: tuple[str, ...]):
 
 
 def _seed_of(key: tuple) -> int:
-    agree_seed = _base
-    if agree_seed is None:
-        raise RuntimeError(f"rank {world_rank()}: random numbers before a parallel module is made")
+    if _base is None:
+        raise RuntimeError("Mesh.rng: there is no seed before a parallel module is made")
     if key == (0, ()):
-        return agree_seed
-    digest = hashlib.sha256(repr((agree_seed, key)).encode()).digest()
+        return _base
+    digest = hashlib.sha256(repr((_base, key)).encode()).digest()
     return int.from_bytes(digest[:8], "little") & (2**63 - 1)
 
 

@@ -109,7 +109,11 @@ class Bucket:
         for hook in self._reducer.pre_hooks:
             hook(self._flat[: self.numel])
         self._pending = comm.start_all_reduce(
-            self._flat, self._reducer.group, self._reducer.field, self.payload
+            self._flat,
+            self._reducer.group,
+            self._reducer.field,
+            self.payload,
+            overlaps=self._reducer.async_op,
         )
 
     @property
@@ -192,7 +196,7 @@ class Reducer:
         self.post_hooks: list[Hook] = []
         self.grad_accumulation_steps = 1
         self.is_first = world_rank() == self.ranks[0]
-        self._async = async_op
+        self.async_op = async_op
         self._cap = max_bucket_size_bytes or (DEFAULT_ASYNC_BUCKET_BYTES if async_op else 0)
         self._next = 0  # In async mode buckets before this one have been started.
         self._todo: list[int] = []  # Gradients that each bucket waits for.
@@ -234,7 +238,7 @@ class Reducer:
         }
         self._rewind()
         for p in self.params:
-            if self._async or p.numel() * p.element_size() >= _ABSORB_BYTES:
+            if self.async_op or p.numel() * p.element_size() >= _ABSORB_BYTES:
                 p.register_post_accumulate_grad_hook(self._arrived)
 
     # During backward.
@@ -246,7 +250,7 @@ class Reducer:
 
     def _arrived(self, param: torch.nn.Parameter) -> None:
         index, place = self._place_of[param]
-        if not self._async or RuntimeFlag.skip_reducer:
+        if not self.async_op or RuntimeFlag.skip_reducer:
             if param.numel() * param.element_size() >= _ABSORB_BYTES:
                 self.buckets[index].absorb(place)
             return
