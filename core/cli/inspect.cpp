@@ -179,6 +179,10 @@ Json describe(const Graph& graph, const Knowledge& knowledge,
                               {"annotation", leaf.annotation},
                               {"autograd_function", leaf.autograd_function}});
   }
+  json["anchors"] = Json::array();
+  for (const Anchor& anchor : graph.anchors) {
+    json["anchors"].push_back({{"name", anchor.name}, {"before", anchor.position}});
+  }
   json["values"] = Json::array();
   for (const Value& value : graph.values) {
     if (value.producer.valid()) continue;

@@ -241,10 +241,12 @@ class Reader {
     if (!json_.is_string()) fail("a text is expected");
     return json_.get<std::string>();
   }
+  /// A count or an amount: six of them add up without overflow.
   int64_t integer() const {
-    if (!json_.is_number_integer() ||
-        (json_.is_number_unsigned() && json_.get<uint64_t>() > (uint64_t{1} << 62))) {
-      fail("an integer is expected");
+    constexpr int64_t kMax = int64_t{1} << 60;
+    if (!json_.is_number_integer() || (!json_.is_number_unsigned() && json_.get<int64_t>() < 0) ||
+        json_.get<uint64_t>() > kMax) {
+      fail(fmt::format("an integer from 0 to {} is expected", kMax));
     }
     return json_.get<int64_t>();
   }
@@ -332,7 +334,7 @@ Steps parse_steps(const Reader& reader, const Value& value, const Mesh& mesh,
       entry.fail(fmt::format("the mesh {} has no axis \"{}\"", mesh.to_string(), axis));
     const auto dim = [&](const char* key) {
       const int64_t index = entry.has(key) ? entry[key].integer() : -1;
-      if (index < -1 || index >= static_cast<int64_t>(value.shape.size())) {
+      if (index >= static_cast<int64_t>(value.shape.size())) {
         entry.fail(fmt::format("{} has no dim {}", value.name, index));
       }
       return static_cast<int>(index);
@@ -489,9 +491,19 @@ Plan plan_from_json(const std::string& text, const std::string& file, const Prep
       partition.fail(fmt::format("is not a partition that \"{}\" allows on the mesh {}",
                                  rule.annotation, options.mesh.to_string()));
     }
+    if ((prepared.pinned[i] || prepared.hoisted[i]) && choice != Choice(choice.size())) {
+      partition.fail(prepared.pinned[i] ? "takes part in an in-place write, so it is replicated"
+                                        : "is computed once at the start, so it is replicated");
+    }
     plan.choices.push_back(std::move(choice));
     plan.operator_ps.push_back(row["ps"].integer());
-    plan.constraint_of.push_back(row.has("rule") ? static_cast<int>(row["rule"].integer()) : -1);
+    plan.constraint_of.push_back(-1);
+    if (row.has("rule")) {
+      const int64_t rule_index = row["rule"].integer();
+      if (rule_index >= static_cast<int64_t>(root["rules"].size()))
+        row["rule"].fail("there is no such rule");
+      plan.constraint_of.back() = static_cast<int>(rule_index);
+    }
   }
   std::map<std::string, int> by_name;
   for (size_t v = 0; v < graph.values.size(); ++v)

@@ -512,6 +512,8 @@ void ProblemBuilder::build() {
     if (value.is_symbol || prepared_.tied[v] ||
         (num_uses == 0 && value.kind != ValueKind::kParameter))
       continue;
+    // What is computed once at start-up is whole, and its parts are cut at start-up too.
+    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)]) continue;
     const int shape = shape_class(id);
     const bool produced = value.kind == ValueKind::kIntermediate && value.producer.valid();
     const int producer_port =
@@ -628,6 +630,9 @@ class Accountant {
       entry.backward = backward.steps;
       entry.backward_ps = backward.cost * options_.microbatches;
       entry.backward_bytes = backward.sent_bytes * options_.microbatches;
+    }
+    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)]) {
+      entry.forward_ps = entry.backward_ps = 0;
     }
     plan_.communication_ps += entry.forward_ps + entry.backward_ps;
     if (!entry.forward.empty() || !entry.backward.empty())
