@@ -324,6 +324,10 @@ void drop_dead(Graph& graph) {
       }
     }
   }
+  for (Anchor& anchor : graph.anchors) {
+    anchor.position = static_cast<int>(
+        std::count(live.begin(), live.begin() + anchor.position, static_cast<char>(1)));
+  }
   graph.operators = std::move(ops);
   graph.regions = std::move(regions);
   std::ranges::for_each(graph.inputs, rename);

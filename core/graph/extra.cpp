@@ -23,16 +23,20 @@ class NodeIndex {
  public:
   explicit NodeIndex(const Draft& draft) : draft_(draft) {
     for (size_t i = 0; i < draft.nodes.size(); ++i) {
-      const auto& [name, output] = draft.nodes[i];
-      if (!name.empty()) ops_[name].push_back(static_cast<int>(i));
-      if (!output.empty() && output != name) ops_[output].push_back(static_cast<int>(i));
+      const int index = static_cast<int>(i);
+      for (const std::string_view name : {draft.nodes[i].name, draft.nodes[i].output}) {
+        std::vector<int>& ops = ops_[name];
+        if (ops.empty() || ops.back() != index) ops.push_back(index);
+        note_end(name, index + 1);
+      }
     }
-    for (const std::string_view name : draft.dropped) ops_.try_emplace(name);
     for (size_t i = 0; i < draft.bodies.size(); ++i) {
-      const auto& body = draft.bodies[i];
-      if (!body.name.empty()) bodies_.emplace(body.name, i);
-      if (!body.output.empty()) bodies_.emplace(body.output, i);
+      for (const std::string_view name : {draft.bodies[i].name, draft.bodies[i].output}) {
+        bodies_.emplace(name, i);
+        note_end(name, draft.bodies[i].end);
+      }
     }
+    for (const auto& [name, position] : draft.dropped) note_end(name, position);
   }
 
   /// Operators of that name, whatever they are.
@@ -47,12 +51,22 @@ class NodeIndex {
     return found == bodies_.end() ? nullptr : &draft_.bodies[found->second];
   }
 
-  bool knows(std::string_view name) const { return ops_.contains(name) || bodies_.contains(name); }
+  /// How many operators come until a node is done; none for a node that does not exist.
+  std::optional<int> end(std::string_view name) const {
+    const auto found = ends_.find(name);
+    return found == ends_.end() || name.empty() ? std::nullopt : std::optional(found->second);
+  }
 
  private:
+  void note_end(std::string_view name, int position) {
+    int& end = ends_[name];
+    end = std::max(end, position);
+  }
+
   const Draft& draft_;
   std::unordered_map<std::string_view, std::vector<int>> ops_;
   std::unordered_map<std::string_view, size_t> bodies_;
+  std::unordered_map<std::string_view, int> ends_;
 };
 
 class ExtraReader {
@@ -79,6 +93,9 @@ class ExtraReader {
     check_leaves();
     if (json_.find(root, "recompute")) {
       json_.each(root, "recompute", [&](Json region) { read_recompute(region); });
+    }
+    if (json_.find(root, "anchors")) {
+      json_.each(root, "anchors", [&](Json anchor) { read_anchor(anchor); });
     }
     if (json_.find(root, "eval")) read_eval(json_.at(root, "eval"));
     if (json_.find(root, "symbols")) read_symbols(root);
@@ -226,7 +243,7 @@ class ExtraReader {
 
   std::string_view read_node_name(Json json) const {
     const std::string_view name = json_.string(json);
-    if (!nodes_.knows(name)) json_.fail(fmt::format("the model has no node {}", name));
+    if (!nodes_.end(name)) json_.fail(fmt::format("the model has no node {}", name));
     return name;
   }
 
@@ -298,6 +315,14 @@ class ExtraReader {
       }
       graph_.operators[static_cast<size_t>(i)].region = current;
     }
+  }
+
+  /// {"name": "start", "after": "add_3"}; "" is the start of the program.
+  void read_anchor(Json json) {
+    Anchor& anchor = graph_.anchors.emplace_back();
+    anchor.name = json_.string(json, "name");
+    if (json_.string(json, "after").empty()) return;
+    anchor.position = *nodes_.end(read_node_name(json_.at(json, "after")));
   }
 
   // --- Training and evaluation ---

@@ -240,6 +240,13 @@ struct SymbolInfo {
   bool operator==(const SymbolInfo&) const = default;
 };
 
+/// A call of `nnscaler.anchor`, which policies look for.
+struct Anchor {
+  std::string name;
+  int position = 0;  ///< How many operators come before it.
+  bool operator==(const Anchor&) const = default;
+};
+
 /// The model as exported.
 struct Graph {
   std::vector<Value> values;
@@ -259,6 +266,7 @@ struct Graph {
   std::vector<std::vector<std::string>>
       ties;  ///< Names of parameters (or buffers) that are one tensor.
   std::vector<LeafFunction> leaves;
+  std::vector<Anchor> anchors;
   std::map<std::string, SymbolInfo> symbols;
 
   /// Raw little-endian contents of small constants, by fqn; what is not here lives only in the

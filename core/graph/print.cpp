@@ -159,6 +159,9 @@ class Listing {
                 ? fmt::format("{} operators", num_shown_)
                 : fmt::format("{} of {} operators", num_shown_, graph_.operators.size()));
     print_items(root, 1);
+    for (const Anchor& anchor : graph_.anchors) {
+      line(0, fmt::format("anchor {} {}", anchor.name, place_of(anchor)));
+    }
     return std::move(text_);
   }
 
@@ -167,6 +170,14 @@ class Listing {
     text_.append(static_cast<size_t>(2 * depth), ' ');
     text_ += content;
     text_ += '\n';
+  }
+
+  std::string place_of(const Anchor& anchor) const {
+    const size_t next = static_cast<size_t>(anchor.position);
+    if (next == graph_.operators.size()) return "at the end";
+    const Operator& op = graph_.operators[next];
+    if (op.outputs.empty() || !op.outputs[0].valid()) return fmt::format("before {}", op.target);
+    return fmt::format("before {}", graph_.value(op.outputs[0]).name);
   }
 
   void header() {

@@ -493,7 +493,7 @@ class ProgramReader {
       if (target.starts_with("higher_order.")) {
         read_region(node, target, names, region);
       } else if (is_assertion(target)) {
-        draft_.dropped.push_back(node_name(node));
+        draft_.dropped.emplace_back(node_name(node), static_cast<int>(graph_.operators.size()));
       } else {
         read_operator(node, target, names, region);
       }

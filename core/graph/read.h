@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/graph/graph.h"
@@ -30,7 +31,8 @@ struct Draft {
     int begin = 0, end = 0;   ///< Operators.
   };
   std::vector<Body> bodies;
-  std::vector<std::string_view> dropped;  ///< Nodes of assertions.
+  /// Nodes of assertions, which are left out, and how many operators come before each.
+  std::vector<std::pair<std::string_view, int>> dropped;
 
   std::unordered_map<std::string_view, ValueId> by_fqn;  ///< Parameters, buffers, constants.
   /// Python source of each graph input that is a constant, "" for the others.

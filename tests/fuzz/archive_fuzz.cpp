@@ -43,6 +43,10 @@ inline void check_graph(const Graph& graph) {
   for (size_t r = 0; r < graph.regions.size(); ++r) {
     check(graph.regions[r].parent < static_cast<int>(r), "a region lies in a later one");
   }
+  for (const Anchor& anchor : graph.anchors) {
+    check(anchor.position >= 0 && static_cast<size_t>(anchor.position) <= graph.operators.size(),
+          "an anchor lies outside");
+  }
   for (const auto* list : {&graph.inputs, &graph.outputs}) {
     for (const ValueId id : *list) {
       if (id.valid()) exists(id);

@@ -285,6 +285,7 @@ EXTRA = {
         },
     },
     "eval": {"mode": "flags", "reason": "", "training_only": ["dropout"]},
+    "anchors": [{"name": "begin", "after": ""}, {"name": "head", "after": "pkg_ops__norm_apply_1"}],
     "symbols": {},
 }
 
