@@ -246,8 +246,8 @@ EXTRA = {
             "module": "pkg.ops",
             "qualname": "scale",
             "autograd_function": False,
-            "annotation": "l h, l h, l h -> l h",
-            "annotations": {"pkg_ops__scale_2": "l h^, l h^, l h^ -> l h^"},
+            "annotation": "a b h, ? -> a b h",
+            "annotations": {"pkg_ops__scale_2": "a b h^, ? -> a b h^"},
             "arguments": {
                 f"pkg_ops__scale{suffix}": [
                     {"name": "x", "keyword": False, "tensor": 0},
