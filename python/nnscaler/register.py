@@ -6,6 +6,7 @@ def scaled(x: torch.Tensor, w: torch.Tensor, *, eps: float = 1e-6) -> torch.Tens
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import inspect
 import re
@@ -13,12 +14,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nnscaler.errors import InputError, UnsupportedError
+from nnscaler.export.source import Line
 
 __all__ = [
     "register_op",
@@ -40,42 +42,27 @@ _DYNAMIC = "_nnscaler_dynamic_dims"
 class RegisteredOp:
     """A function, or an autograd Function, that the user registered."""
 
-    signature: str  # "pkg.ops.fn", "pkg.ops.Fn.apply"
+    module: str  # "pkg.ops", to import
+    qualname: str  # "fn", "Fn.apply"
     name: str  # as policies see it
     annotation: Annotation
     function: Callable  # the function itself, or the autograd Function's class
     parameters: inspect.Signature | None  # of the call; None where Python does not know
     fake_fn: Callable | None = None
     input_gen_fn: Callable | None = None
-    where: str = ""  # "pkg/ops.py:12", for messages
+    where: Line | str = ""  # of its definition; the module's name where Python does not know
+
+    @property
+    def signature(self) -> str:
+        return f"{self.module}.{self.qualname}"
 
     @property
     def is_autograd_function(self) -> bool:
         return isinstance(self.function, type)
 
 
-@dataclass
-class _Registry:
-    by_signature: dict[str, RegisteredOp] = field(default_factory=dict)
-    by_function: dict[int, RegisteredOp] = field(default_factory=dict)  # keyed by id
-
-    def add(self, op: RegisteredOp) -> None:
-        previous = self.by_signature.get(op.signature)
-        if previous is not None:
-            if (previous.where, previous.annotation) != (op.where, op.annotation) or not op.where:
-                raise InputError(
-                    f"{op.where}: {op.signature} is registered already, as {_shown(previous.annotation)} at "
-                    f"{previous.where}; register it once"
-                )
-            del self.by_function[id(previous.function)]  # the module was loaded again
-        self.by_signature[op.signature] = op
-        self.by_function[id(op.function)] = op
-
-    def remove(self, signature: str) -> None:
-        del self.by_function[id(self.by_signature.pop(signature).function)]
-
-
-registry = _Registry()
+#: What is registered, by signature.
+registered: dict[str, RegisteredOp] = {}
 
 
 def register_op(
@@ -146,10 +133,21 @@ def register_op(
         op.fake_fn, op.input_gen_fn = fake_fn, input_gen_fn
         if isinstance(annotation, str):
             _check_annotation(op, annotation)
-        registry.add(op)
+        _add(op)
         return target
 
     return decorate
+
+
+def _add(op: RegisteredOp) -> None:
+    previous = registered.get(op.signature)
+    # A module that is loaded again registers its functions again: new objects from the same lines.
+    if previous and (previous.function is op.function or previous.where != op.where):
+        raise InputError(
+            f"{op.where}: {op.signature} is registered already, as {_shown(previous.annotation)}, and now as "
+            f"{_shown(op.annotation)}; register it once"
+        )
+    registered[op.signature] = op
 
 
 def _describe(target: Any, annotation: Annotation, name: str | None) -> RegisteredOp:
@@ -160,32 +158,32 @@ def _describe(target: Any, annotation: Annotation, name: str | None) -> Register
                 f"register_op: {target.__qualname__} is a method; register the autograd Function itself"
             )
         function = target.__self__
+    code = None
     if _is_autograd_function(function):
+        module, qualname = function.__module__, f"{function.__qualname__}.apply"
         parameters = autograd_parameters(function)
         code = getattr(function.forward, "__code__", None)
-        qualname, module, own_name = function.__qualname__, function.__module__, function.__name__
-        signature = f"{module}.{qualname}.apply"
     elif isinstance(function, torch.jit.ScriptFunction):
-        qualname = own_name = function.name
-        module = _module_of_script(function)
-        signature, code, parameters = f"{module}.{qualname}", None, None
+        module, qualname, parameters = _module_of_script(function), function.name, None
     elif isinstance(function, types.FunctionType):
+        module, qualname = function.__module__, function.__qualname__
         parameters = inspect.signature(function)
         code = inspect.unwrap(function).__code__
-        qualname, module, own_name = function.__qualname__, function.__module__, function.__name__
-        signature = f"{module}.{qualname}"
     else:
         raise InputError(
-            f"register_op: {target!r} is a {type(target).__name__}; register a Python function, an autograd "
+            f"register_op: {getattr(target, '__name__', target)} is a {type(target).__name__}; register a Python function, an autograd "
             "Function or a scripted function (wrap it in a function of a module)"
         )
-    where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else signature
-    if signature.startswith(_RESERVED):
+    where = Line(code.co_filename, code.co_firstlineno) if code is not None else module
+    if f"{module}.{qualname}".startswith(_RESERVED):
         raise InputError(
-            f"{where}: {signature} is an operator that nnscaler knows; it needs no registration"
+            f"{where}: {module}.{qualname} is an operator that nnscaler knows; it needs no registration"
         )
-    check_importable(function, where)
-    return RegisteredOp(signature, name or own_name, annotation, function, parameters, where=where)
+    check_importable(module, qualname, where)
+    own_name = qualname.removesuffix(".apply").rpartition(".")[2]
+    return RegisteredOp(
+        module, qualname, name or own_name, annotation, function, parameters, where=where
+    )
 
 
 def _module_of_script(function: torch.jit.ScriptFunction) -> str:
@@ -213,30 +211,28 @@ def autograd_parameters(cls: type[torch.autograd.Function]) -> inspect.Signature
     return signature.replace(parameters=parameters)
 
 
-def check_importable(function: Any, where: str) -> None:
+def check_importable(module: str, qualname: str, where: Line | str) -> None:
     """Makes sure that generated code can import a function or an autograd Function.
 
     Raises:
-        InputError: for lambdas, nested functions, and what its module does not have under its name.
+        InputError: for lambdas, nested functions, and those of an interactive session.
     """
-    module, qualname = function.__module__, function.__qualname__
-    what = "autograd Function" if isinstance(function, type) else "function"
-    advice = f"move the {what} to the top of a module"
-    if qualname.endswith("<lambda>"):
+    what = "autograd Function" if qualname.endswith(".apply") else "function"
+    name = qualname.removesuffix(".apply").replace(".<locals>", "")
+    if name.endswith("<lambda>"):
         raise InputError(
             f"{where}: a lambda has no name that generated code could import; define a function in a module"
         )
     if "<locals>" in qualname:
-        raise InputError(
-            f"{where}: {what} {module}.{qualname.replace('.<locals>', '')} is defined inside a function, where "
-            f"generated code cannot import it; {advice}"
-        )
-    main = sys.modules.get("__main__")
-    if module == "__main__" and not hasattr(main, "__file__"):
-        raise InputError(
-            f"{where}: {what} {qualname} is defined in an interactive session, where generated code cannot import "
-            f"it; {advice}"
-        )
+        place = "inside a function"
+    elif module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        place = "in an interactive session"
+    else:
+        return
+    raise InputError(
+        f"{where}: {what} {name} is defined {place}, where generated code cannot import it; move it to the top of a "
+        "module"
+    )
 
 
 def _shown(annotation: Annotation) -> str:
@@ -248,7 +244,7 @@ def _shown(annotation: Annotation) -> str:
 _DIMENSION = re.compile(r"(?:[A-Za-z_]\w*|\d+|\*)[+^]?|\?|/")
 
 
-def operands(annotation: str, where: str) -> tuple[list[str], list[str]]:
+def operands(annotation: str, where: Line | str) -> tuple[list[str], list[str]]:
     """Splits an annotation into the rules of its inputs and of its outputs.
 
     The core reads the whole language; this finds what is wrong before a model is exported.
@@ -287,63 +283,51 @@ def operands(annotation: str, where: str) -> tuple[list[str], list[str]]:
     return result[0], result[1]
 
 
-def bound_parameters(
-    parameters: inspect.Signature, num_operands: int
-) -> list[inspect.Parameter] | None:
-    """Parameters that the operands stand for, in order; None where `*args` may take any number."""
-    bound = []
-    for parameter in parameters.parameters.values():
-        if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
-            return None
-        if len(bound) == num_operands or parameter.kind == inspect.Parameter.VAR_KEYWORD:
-            break
-        bound.append(parameter)
-    return bound
-
-
 def _check_annotation(op: RegisteredOp, annotation: str) -> None:
     inputs, outputs = operands(annotation, op.where)
     if op.parameters is None:
         return
     hints = _hints(op)
-    tensors = [
-        p for p in op.parameters.parameters.values()
-        if _kind(hints.get(p.name)) == "tensor" and p.default is inspect.Parameter.empty
-    ]  # fmt: skip
-    bound = bound_parameters(op.parameters, len(inputs))
+    parameters = list(op.parameters.parameters.values())
     short = op.signature.removesuffix(".apply").rpartition(".")[2]
-    listed = ", ".join(_with_hint(p, hints) for p in op.parameters.parameters.values())
-    if bound is not None:
-        names = {p.name for p in bound}
-        if len(bound) < len(inputs) or any(p.name not in names for p in tensors):
-            what = f"takes {_count(len(op.parameters.parameters), 'parameter')}"
-            if len(bound) == len(inputs):
-                what = (
-                    f"takes {_count(len(tensors), 'tensor')} ({', '.join(p.name for p in tensors)})"
-                )
+    listed = f"{short}({', '.join(_with_hint(p, hints) for p in parameters)})"
+    wrote = f'{op.where}: annotation "{annotation}" has'
+    if all(p.kind != inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        bound = [p for p in parameters if p.kind != inspect.Parameter.VAR_KEYWORD][: len(inputs)]
+        unbound = [
+            p.name
+            for p in parameters
+            if p not in bound
+            and p.default is inspect.Parameter.empty
+            and _kind(hints.get(p.name)) in ("tensor", "list")
+        ]
+        if len(bound) < len(inputs) or unbound:
+            problem = (
+                f"none of them is for {', '.join(unbound)} of {listed}"
+                if unbound
+                else f"{listed} has {count(len(bound), 'parameter')}"
+            )
             raise InputError(
-                f'{op.where}: annotation "{annotation}" has {_count(len(inputs), "input")} '
-                f"({'; '.join(inputs)}), and {short}({listed}) {what}; write one input for each leading parameter, "
-                "'?' for what is no tensor"
+                f"{wrote} {count(len(inputs), 'input')} ({'; '.join(inputs)}), and {problem}; write one input for each "
+                "leading parameter, '?' for what is no tensor"
             )
         for shape, parameter in zip(inputs, bound, strict=True):
-            if (
-                _kind(hints.get(parameter.name)) == "other"
-                and shape.partition(":")[0].strip() not in "?/"
-            ):
+            kind = _kind(hints.get(parameter.name))
+            if kind in ("list", "other") and shape.partition(":")[0].strip() not in ("?", "/"):
                 raise InputError(
-                    f'{op.where}: annotation "{annotation}" has "{shape}" for {parameter.name}, which is no tensor in '
-                    f"{short}({listed}); write '?' for it, or put the tensors first"
+                    f"{wrote} \"{shape}\" for {parameter.name}, which is no tensor in {listed}; write '?' for it, or "
+                    "put the tensors first"
                 )
     returned = _num_returned(hints.get("return"))
     if returned is not None and returned != len(outputs):
         raise InputError(
-            f'{op.where}: annotation "{annotation}" has {_count(len(outputs), "output")}, and {short} returns '
-            f"{_count(returned, 'tensor')}; write one output for each"
+            f"{wrote} {count(len(outputs), 'output')}, and {short} returns {count(returned, 'tensor')}; write one "
+            "output for each"
         )
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """ "1 tensor", "2 tensors"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -356,17 +340,16 @@ def _hints(op: RegisteredOp) -> dict[str, Any]:
 
 
 def _kind(hint: Any) -> str:
-    """ "tensor", "other", or "" where a hint does not tell."""
-    if hint is None or hint is Any:
-        return ""
-    if isinstance(hint, type):
-        if issubclass(hint, torch.Tensor):
-            return "tensor"
-        return (
-            "other" if hint in (int, float, bool, str, complex, torch.dtype, torch.device) else ""
-        )
+    """What a hint says of a parameter: "tensor", "list" (of tensors), "other", or "" for nothing."""
+    if isinstance(hint, type) and issubclass(hint, torch.Tensor):
+        return "tensor"
+    if hint in (int, float, bool, str, complex, torch.dtype, torch.device):
+        return "other"
     kinds = {_kind(h) for h in typing.get_args(hint) if h not in (type(None), Ellipsis)}
-    return kinds.pop() if len(kinds) == 1 else ""
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    if typing.get_origin(hint) in (list, tuple, collections.abc.Sequence):
+        return {"tensor": "list", "other": "other"}.get(kind, "")
+    return kind
 
 
 def _with_hint(parameter: inspect.Parameter, hints: dict[str, Any]) -> str:
