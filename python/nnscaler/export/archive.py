@@ -16,12 +16,19 @@ from torch._export.serde import serialize
 from torch.export import ExportedProgram
 
 from nnscaler.errors import InputError
-from nnscaler.export.source import is_users
+from nnscaler.export.refusals import debugging, first_line
 from nnscaler.export.tensors import valueless, without_value
 
 
-def save(program: ExportedProgram, extra: dict[str, Any], path: Path) -> None:
-    """Writes the archive, whole or not at all; the program is of no use afterwards."""
+def save(program: ExportedProgram, extra: dict[str, Any], path: Path, where: str) -> None:
+    """Writes the archive, whole or not at all; the program is of no use afterwards.
+
+    Args:
+        program: what was exported.
+        extra: goes into extra/nnscaler.json.
+        path: of the archive.
+        where: the model's forward, for messages.
+    """
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no directory {path.parent}; make it first")
     for tensors in (program._state_dict, program._constants):
@@ -32,10 +39,16 @@ def save(program: ExportedProgram, extra: dict[str, Any], path: Path) -> None:
                 tensors[name] = valueless(value)
     program._example_inputs = None
     program._guards_code = []
-    _shorten_traces(program)
     buffer = io.BytesIO()
-    with _quickly(program):
-        torch.export.save(program, buffer, extra_files={"nnscaler.json": json.dumps(extra)})
+    try:
+        with _quickly(program):
+            torch.export.save(program, buffer, extra_files={"nnscaler.json": json.dumps(extra)})
+    except Exception as error:
+        failure = InputError(
+            f"{where}: what was exported cannot be written to an archive: {type(error).__name__}: {first_line(error)}"
+        )
+        failure.cause = error
+        raise failure from (error if debugging() else None)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_bytes(buffer.getvalue())
@@ -55,28 +68,3 @@ def _quickly(program: ExportedProgram) -> Iterator[None]:
     finally:
         serialize.canonicalize = canonicalize
         del program.graph_module.print_readable
-
-
-def _shorten_traces(program: ExportedProgram) -> None:
-    """Keeps the user's lines of each node's trace; a third of an archive is torch's own."""
-    short: dict[str, str] = {}
-    for module in program.graph_module.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            trace = node.meta.get("stack_trace")
-            if trace:
-                if trace not in short:
-                    short[trace] = _users_lines(trace)
-                node.meta["stack_trace"] = short[trace]
-
-
-def _users_lines(trace: str) -> str:
-    entries: list[list[str]] = []
-    for line in trace.splitlines():
-        if line.lstrip().startswith('File "'):
-            entries.append([line])
-        elif entries:
-            entries[-1].append(line)
-    kept = [e for e in entries if is_users(e[0].split('"')[1])]
-    return "\n".join("\n".join(entry) for entry in kept) or trace

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._sympy.numbers import int_oo
 
 from nnscaler.export.leaves import CALL, Call
@@ -62,8 +63,6 @@ def describe_leaves(program: ExportedProgram, calls: list[Call]) -> list[dict[st
                 "qualname": leaf.qualname,
                 "autograd_function": leaf.autograd_function,
             }
-            if leaf.parameters is not None:
-                entry["parameters"] = list(leaf.parameters.parameters)
             if leaf.registered is not None:
                 entry["name"] = leaf.registered.name
                 if isinstance(leaf.registered.annotation, str):
@@ -71,7 +70,7 @@ def describe_leaves(program: ExportedProgram, calls: list[Call]) -> list[dict[st
             entry["arguments"] = {}
         name = first_output(node)
         entry["arguments"][name] = call.arguments
-        if call.annotation is not None:
+        if call.annotation is not None and "annotation" not in entry:
             entry.setdefault("annotations", {})[name] = call.annotation
     return list(result.values())
 
@@ -109,13 +108,17 @@ def _common_module(nodes: list[fx.Node]) -> str:
 
 
 def describe_symbols(program: ExportedProgram) -> dict[str, dict[str, Any]]:
-    """Symbolic sizes: their ranges, and the inputs whose sizes they are."""
+    """Symbolic sizes of the graph: their ranges, and the inputs whose sizes they are."""
+    if not program.range_constraints:
+        return {}
+    used = {str(s) for node in program.graph.nodes for s in free_symbols(node.meta.get("val"))}
     symbols: dict[str, dict[str, Any]] = {}
     for symbol, values in program.range_constraints.items():
-        symbols[str(symbol)] = {
-            "min": 0 if values.lower == -int_oo else int(values.lower),
-            "max": None if values.upper == int_oo else int(values.upper),
-        }
+        if str(symbol) in used:
+            symbols[str(symbol)] = {
+                "min": 0 if values.lower == -int_oo else int(values.lower),
+                "max": None if values.upper == int_oo else int(values.upper),
+            }
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):

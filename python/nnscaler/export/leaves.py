@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from nnscaler.export.source import NotALiteral, line_of_caller, literal, type_na
 from nnscaler.register import (
     RegisteredOp,
     autograd_parameters,
-    bound_parameters,
     check_importable,
+    count,
     operands,
-    registry,
+    registered,
 )
 
 NAMESPACE = "nnscaler_leaf"
@@ -44,12 +45,15 @@ _results: list[Any] = []  # of the call being recorded
 class Leaf:
     """A function kept whole."""
 
-    signature: str
     module: str
     qualname: str
     autograd_function: bool
     parameters: inspect.Signature | None
     registered: RegisteredOp | None = None
+
+    @property
+    def signature(self) -> str:
+        return f"{self.module}.{self.qualname}"
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Call:
     leaf: Leaf
     target: str
     arguments: list[dict[str, Any]]
-    annotation: str | None  # made for this call
+    annotation: str | None
 
 
 @dataclass
@@ -74,7 +78,7 @@ class Leaves:
     def recording(self) -> Iterator[None]:
         functions: dict[Any, Callable] = {}
         scripted = {}
-        for op in registry.by_signature.values():
+        for op in registered.values():
             if op.is_autograd_function:
                 continue
             if isinstance(op.function, torch.jit.ScriptFunction):
@@ -101,22 +105,19 @@ class Leaves:
             return original(*args, **kwargs)
         leaf = self._known.get(op.signature)
         if leaf is None:
-            module = op.signature[: -len(op.function.__qualname__) - 1]
-            leaf = Leaf(op.signature, module, op.function.__qualname__, False, op.parameters, op)
+            leaf = Leaf(op.module, op.qualname, False, op.parameters, op)
             self._known[op.signature] = leaf
         return self._record(leaf, op.fake_fn or original, args, kwargs)
 
     def _autograd_call(self, cls: type, original: Callable, args: tuple) -> Any:
-        if self._inside or current_tracer() is None:
+        if self._inside or current_tracer() is None or _is_tracers(cls):
             return original(*args)
         leaf = self._known.get(cls)
         if leaf is None:
-            check_importable(cls, str(line_of_caller(sys._getframe(1)) or cls.__module__))
-            name = f"{cls.__qualname__}.apply"
-            op = registry.by_signature.get(f"{cls.__module__}.{name}")
-            leaf = Leaf(
-                f"{cls.__module__}.{name}", cls.__module__, name, True, autograd_parameters(cls), op
-            )
+            module, qualname = cls.__module__, f"{cls.__qualname__}.apply"
+            check_importable(module, qualname, str(line_of_caller(sys._getframe(1)) or module))
+            op = registered.get(f"{module}.{qualname}")
+            leaf = Leaf(module, qualname, True, autograd_parameters(cls), op)
             self._known[cls] = leaf
         return self._record(leaf, original, args, {})
 
@@ -124,7 +125,12 @@ class Leaves:
         where = line_of_caller(sys._getframe(2))
         call = f"{where}: {leaf.signature}" if where else leaf.signature
         tensors: list[torch.Tensor] = []
-        arguments = _describe_call(leaf, args, kwargs, tensors, call)
+        annotation = _annotation_of(leaf, args, kwargs, call)
+        inputs, outputs = operands(annotation, call) if annotation is not None else ([], [])
+        arguments = [
+            {"name": name, "keyword": keyword, **_value(name, value, tensors, call)}
+            for name, keyword, value in _as_written(leaf, args, kwargs, len(inputs))
+        ]
         self._inside = True
         try:
             with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
@@ -132,17 +138,22 @@ class Leaves:
         finally:
             self._inside = False
         results = _results_of(result, call)
+        if function is getattr(leaf.registered, "fake_fn", None) and torch.is_grad_enabled():
+            if any(tensor.requires_grad for tensor in tensors):
+                for made in results:  # What stands in need not tell; to think so is safe.
+                    made.requires_grad_(made.is_floating_point() or made.is_complex())
         _drop_unread_symbols(results)
-        annotation = _annotate(leaf, args, kwargs, arguments, len(results), call)
+        if annotation is not None:
+            _check_call(annotation, inputs, arguments, (len(results), len(outputs)), call)
         operator = _operator(leaf, "list" if _is_single(result) else len(results))
         _results.append(results)
         try:
-            outputs = operator(tensors)
+            values = operator(tensors)
         finally:
             _results.clear()
         self._mark(operator, len(self.calls))
         self.calls.append(Call(leaf, str(operator), arguments, annotation))
-        return type(result)(outputs) if isinstance(result, (tuple, list)) else outputs
+        return type(result)(values) if isinstance(result, (tuple, list)) else values
 
     def _mark(self, operator: torch._ops.OpOverload, index: int) -> None:
         for node in reversed(current_tracer().graph.nodes):
@@ -150,6 +161,11 @@ class Leaves:
                 node.meta[CALL] = index
                 return
         raise AssertionError(operator)
+
+
+def _is_tracers(cls: type) -> bool:
+    """Whether torch made an autograd Function for its own use, as its higher-order operators do."""
+    return cls.__module__.startswith("torch.") and "<locals>" in cls.__qualname__
 
 
 @contextlib.contextmanager
@@ -205,26 +221,32 @@ def _operator(leaf: Leaf, outputs: int | str) -> torch._ops.OpOverload:
 # --- What a call takes and gives ---
 
 
-def _describe_call(
-    leaf: Leaf, args: tuple, kwargs: dict, tensors: list[torch.Tensor], call: str
-) -> list[dict[str, Any]]:
-    names = []
-    if leaf.parameters is not None:
-        for parameter in leaf.parameters.parameters.values():
-            if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
-                names += [parameter.name] * len(args)
-            elif parameter.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD or (
-                parameter.kind == inspect.Parameter.POSITIONAL_ONLY
-            ):
-                names.append(parameter.name)
-    names += [f"arg{i}" for i in range(len(names), len(args))]
-    described = [
-        {"name": n, "keyword": False, **_value(n, v, tensors, call)}
-        for n, v in zip(names, args, strict=False)
-    ]
-    return described + [
-        {"name": n, "keyword": True, **_value(n, v, tensors, call)} for n, v in kwargs.items()
-    ]
+def _as_written(
+    leaf: Leaf, args: tuple, kwargs: dict, num_operands: int
+) -> list[tuple[str, bool, Any]]:
+    """The arguments of a call as (name, whether by keyword, value), in the order of the signature.
+
+    Parameters that an operand of the annotation stands for are there even when they were left at
+    their default: operands count from the first.
+    """
+    written: list[tuple[str, bool, Any]] = []
+    rest = dict(kwargs)
+    parameters = [] if leaf.parameters is None else list(leaf.parameters.parameters.values())
+    for parameter in parameters:
+        if parameter.kind == inspect.Parameter.VAR_POSITIONAL:
+            begin = len(written)
+            written += [(f"{parameter.name}_{i}", False, v) for i, v in enumerate(args[begin:])]
+        elif parameter.kind == inspect.Parameter.VAR_KEYWORD:
+            break
+        elif parameter.kind != inspect.Parameter.KEYWORD_ONLY and len(written) < len(args):
+            written.append((parameter.name, False, args[len(written)]))
+        elif parameter.name in rest:
+            written.append((parameter.name, True, rest.pop(parameter.name)))
+        elif len(written) < num_operands and parameter.default is not inspect.Parameter.empty:
+            written.append((parameter.name, True, parameter.default))
+    if not parameters:
+        written = [(f"arg_{i}", False, v) for i, v in enumerate(args)]
+    return written + [(name, True, value) for name, value in rest.items()]
 
 
 def _value(name: str, value: Any, tensors: list[torch.Tensor], call: str) -> dict[str, Any]:
@@ -290,47 +312,46 @@ def _drop_unread_symbols(results: list[torch.Tensor]) -> None:
         pending[:] = [s for s in pending if s in kept]
 
 
-def _annotate(
-    leaf: Leaf,
-    args: tuple,
-    kwargs: dict,
-    arguments: list[dict[str, Any]],
-    num_outputs: int,
-    call: str,
-) -> str | None:
-    """Checks a call against the annotation; returns the annotation where it is made for the call."""
-    if leaf.registered is None:
-        return None
-    annotation = leaf.registered.annotation
-    made = callable(annotation)
-    if made:
-        with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
-            annotation = annotation(*args, **kwargs)
-        if not isinstance(annotation, str):
-            raise InputError(
-                f"{call}: its annotation function returned a {type(annotation).__name__}; return a string such as "
-                "'a b -> a b'"
-            )
-    inputs, outputs = operands(annotation, call)
-    if num_outputs != len(outputs):
+def _annotation_of(leaf: Leaf, args: tuple, kwargs: dict, call: str) -> str | None:
+    """The annotation of a call, None where there is none."""
+    annotation = leaf.registered.annotation if leaf.registered is not None else None
+    if not callable(annotation):
+        return annotation
+    with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
+        made = annotation(*args, **kwargs)
+    if not isinstance(made, str):
         raise InputError(
-            f"{call} returned {num_outputs} tensor{'' if num_outputs == 1 else 's'}, and its annotation "
-            f'"{annotation}" has {len(outputs)} output{"" if len(outputs) == 1 else "s"}; write one for each'
+            f"{call}: its annotation function returned a {type(made).__name__}; return a string such as 'a b -> a b'"
         )
-    bound = None if leaf.parameters is None else bound_parameters(leaf.parameters, len(inputs))
-    if bound is not None:
-        places = {p.name: shape for p, shape in zip(bound, inputs, strict=False)}
-        for argument in arguments:
-            is_tensor = "tensor" in argument or "tensors" in argument
-            shape = places.get(argument["name"])
-            if is_tensor and shape is None:
-                raise InputError(
-                    f'{call}: argument {argument["name"]} is a tensor, and its annotation "{annotation}" has no '
-                    f"input for it (its {len(inputs)} are for {', '.join(places)}); add one, or '?' if it is never split"
-                )
-            if not is_tensor and shape is not None and shape.partition(":")[0].strip() not in "?/":
-                raise InputError(
-                    f'{call}: argument {argument["name"]} is {argument["literal"]}, and its annotation "{annotation}" '
-                    f"has \"{shape}\" for it; write '?' for what is no tensor"
-                )
-    return annotation if made else None
+    return made
+
+
+def _check_call(
+    annotation: str,
+    shapes: list[str],
+    arguments: list[dict[str, Any]],
+    num_outputs: tuple[int, int],
+    call: str,
+) -> None:
+    """Checks that each tensor of a call has an operand, and each operand a tensor or '?'."""
+    for argument, shape in zip_longest(arguments, shapes[: len(arguments)]):
+        opaque = shape is not None and shape.partition(":")[0].strip() in ("?", "/")
+        is_tensor, is_list = "tensor" in argument, "tensors" in argument
+        what = f"{call}: argument {argument['name']} is"
+        if shape is None and (is_tensor or is_list):
+            raise InputError(
+                f'{what} a tensor, and its annotation "{annotation}" has no input for it (it has {len(shapes)}); add '
+                "one, or '?' if it is never split"
+            )
+        if shape is not None and not opaque and not is_tensor:
+            value = "a list of tensors" if is_list else argument["literal"]
+            raise InputError(
+                f'{what} {value}, and its annotation "{annotation}" has "{shape}" for it; write \'?\' for what is no '
+                "tensor"
+            )
+    returned, written = num_outputs
+    if returned != written:
+        raise InputError(
+            f'{call} returned {count(returned, "tensor")}, and its annotation "{annotation}" has '
+            f"{count(written, 'output')}; write one for each"
+        )

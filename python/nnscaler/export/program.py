@@ -19,10 +19,16 @@ from nnscaler import register
 from nnscaler.errors import InputError
 from nnscaler.export import extra as extras
 from nnscaler.export.archive import save
-from nnscaler.export.gradients import noting_gradients, write_gradients
 from nnscaler.export.intercept import calls_to, current_tracer
 from nnscaler.export.leaves import Leaves
-from nnscaler.export.refusals import debugging, forward_of, quietly, refusal
+from nnscaler.export.notes import taking_notes, write_gradients
+from nnscaler.export.refusals import (
+    debugging,
+    forward_of,
+    quietly,
+    refusal,
+    refuse_transforms,
+)
 from nnscaler.export.regions import Regions
 from nnscaler.export.sample import Sample
 from nnscaler.export.source import line_of_caller, type_name
@@ -47,7 +53,7 @@ def export(
     module, args, kwargs = _made(module, args, kwargs, meta)
     path = Path(path if path is not None else "model.pt2")
     _refuse_hooks(module)
-    with left_as_it_was(module) as before, containers() as known, _same_random_numbers(module):
+    with left_as_it_was(module) as before, containers() as known:
         if not training:
             module.eval()
         elif not module.training:
@@ -56,17 +62,16 @@ def export(
         give_devices(module)
         sample = Sample(module, args, kwargs, known, dynamic_shapes)
         reads = TrainingReads(module)
-        with reads.recording():
-            traced = _trace(module, sample, known, before)
+        with _same_random_numbers(module):
+            with reads.recording():
+                traced = _trace(module, sample, known, before)
+            evaluation: dict[str, Any] = {"mode": "same", "training_only": []}
+            if training:
+                evaluation = _evaluation(module, sample, known, traced, reads)
         write_gradients(traced.program.graph_module)
-        if training:
-            evaluation = _evaluation(module, sample, known, traced, reads)
-        else:
-            evaluation = {"mode": "same", "training_only": []}
-        extra = (
-            _extra(module, sample, traced) | tensors | {"training": training, "eval": evaluation}
-        )
-        save(traced.program, extra, path)
+        extra = _extra(module, sample, traced) | tensors
+        extra |= {"training": training, "eval": evaluation}
+        save(traced.program, extra, path, forward_of(module))
     return path
 
 
@@ -151,12 +156,12 @@ def _same_random_numbers(module: nn.Module) -> Iterator[None]:
         )
 
 
-def _state_set(module: nn.Module, before: Snapshot) -> list[str]:
-    """What a forward left in the modules, in words."""
+def _state_set(before: Snapshot) -> list[str]:
+    """What a forward left in the user's modules, in words."""
     return [
         f"{forward_of(m)}: {type(m).__name__}.forward sets {', '.join(f'self.{name}' for name in names)}"
-        for m in module.modules()
-        if (names := before.changed(m)) and not type(m).__module__.startswith("torch.")
+        for m, names in before.changed()
+        if not type(m).__module__.startswith("torch.")
     ]
 
 
@@ -171,7 +176,7 @@ def _trace(
 
     def check_output(module: nn.Module, args: Any, output: Any) -> None:
         if before is not None:
-            state.extend(_state_set(module, before))
+            state.extend(_state_set(before))
         known.learn(
             output,
             f"{forward_of(module)}: {type(module).__name__}.forward's result",
@@ -195,7 +200,7 @@ def _trace(
             torch.enable_grad(),
             leaves.recording(),
             regions.recording(),
-            noting_gradients(),
+            taking_notes(),
             calls_to(_REFUSED),
             quietly(),
             warnings.catch_warnings(),
@@ -209,9 +214,12 @@ def _trace(
                 dynamic_shapes=sample.dynamic_shapes,
                 strict=False,
             )
+            refuse_transforms(program.graph_module)
     except Exception as error:
         failure = _input_error_in(error) or refusal(error, module)
-        raise failure from (error if debugging() and failure is not error else None)
+        if debugging():
+            raise failure from (error if failure is not error else None)
+        raise failure.with_traceback(None) from None
     finally:
         register._anchors.pop()
         handle.remove()

@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from nnscaler.errors import InputError
-from nnscaler.export.source import NotALiteral, literal, shown_path
+from nnscaler.export.refusals import forward_of
+from nnscaler.export.source import NotALiteral, literal, type_name
 from nnscaler.export.trees import Containers, describe
 from nnscaler.register import get_dynamic
 
@@ -43,18 +44,17 @@ class Sample:
         self.signature = inspect.signature(module.forward)
         if not isinstance(args, (tuple, list)):
             raise InputError(
-                f"{forward}: args is a {type(args).__name__}; give a tuple of sample arguments, such as (x,)"
+                f"{forward}: args is a {type_name(type(args))}; give a tuple of sample arguments, such as (x,)"
             )
         if not (kwargs is None or isinstance(kwargs, Mapping)):
             raise InputError(
-                f"{forward}: kwargs is a {type(kwargs).__name__}; give a dict of sample arguments"
+                f"{forward}: kwargs is a {type_name(type(kwargs))}; give a dict of sample arguments"
             )
         try:
             bound = self.signature.bind(*args, **(kwargs or {}))
         except TypeError as error:
-            code = inspect.unwrap(type(module).forward).__code__
             raise InputError(
-                f"{shown_path(code.co_filename)}:{code.co_firstlineno}: the sample arguments do not fit "
+                f"{forward_of(module)}: the sample arguments do not fit "
                 f"{forward}{self.signature}: {error}; give args and kwargs as the model is called"
             ) from None
         for name, value in bound.arguments.items():

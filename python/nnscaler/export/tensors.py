@@ -34,17 +34,19 @@ class Snapshot:
             container.clear()
             container.extend(before) if type(container) is list else container.update(before)
 
-    def changed(self, module: nn.Module) -> list[str]:
-        """Names of attributes that now hold another number, or a tensor that was not there."""
-        before = self._attributes[id(module)][1]
-        return [
-            name
-            for name, value in module.__dict__.items()
-            if isinstance(value, (torch.Tensor, bool, int, float, str))
-            and name != "training"
-            and value is not before.get(name)
-            and (isinstance(value, torch.Tensor) or name in before and value != before[name])
-        ]
+    def changed(self) -> Iterator[tuple[nn.Module, list[str]]]:
+        """Modules with the names of attributes that hold another number, or a tensor that was not there."""
+        for module, before in self._attributes.values():
+            names = [
+                name
+                for name, value in module.__dict__.items()
+                if isinstance(value, (torch.Tensor, bool, int, float, str))
+                and name != "training"
+                and value is not before.get(name)
+                and (isinstance(value, torch.Tensor) or name in before and value != before[name])
+            ]
+            if names:
+                yield module, names
 
 
 @contextlib.contextmanager

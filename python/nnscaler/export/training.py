@@ -240,12 +240,12 @@ class _Comparison:
             return False
         args_a, args_b = _arguments(a), _arguments(b)
         flag = _FLAG_ARGUMENTS.get(getattr(a.target, "_opname", ""))
-        if args_a.keys() | {flag} != args_b.keys() | {flag}:
+        if args_a.keys() != args_b.keys():
             return False
         ignored = {flag, "p"} if args_b.get(flag) is False else {flag}
-        if not all(self._same(v, args_b.get(n)) for n, v in args_a.items() if n not in ignored):
+        if not all(self._same(v, args_b[n]) for n, v in args_a.items() if n not in ignored):
             return False
-        self.flags |= flag is not None and args_a.get(flag) != args_b.get(flag)
+        self.flags |= args_a.get(flag) != args_b.get(flag)
         return True
 
     def _equal_bodies(self, a: fx.GraphModule, b: fx.GraphModule) -> bool:
@@ -267,7 +267,9 @@ class _Comparison:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
+    """An operator's arguments by name, those left at their default too."""
     schema = getattr(node.target, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema is not None else []
-    names += [str(i) for i in range(len(names), len(node.args))]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = list(schema.arguments) if schema is not None else []
+    names = [a.name for a in arguments] + [str(i) for i in range(len(arguments), len(node.args))]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}

@@ -1,38 +1,55 @@
-"""Which values a gradient flows into: the tracer keeps values detached, and so forgets it."""
+"""What the tracer would forget of a node: whether a gradient flows into it, and the user's lines."""
 
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental import proxy_tensor
+from torch.fx.proxy import TracerBase
+
+from nnscaler.export.source import is_users
 
 _KEY = "nnscaler_requires_grad"
 
 
 @contextlib.contextmanager
-def noting_gradients() -> Iterator[None]:
-    """Notes on each node whether its value, or each of its values, requires a gradient."""
-    original = proxy_tensor.set_meta
+def taking_notes() -> Iterator[None]:
+    """Notes on each node whether its value, or each of its values, requires a gradient.
 
-    def set_meta(proxy: Any, value: Any) -> Any:
+    The tracer keeps values detached. Its stack traces have only the lines of `forward`s, torch's own
+    among them: here they have the user's, and below the innermost those of the functions called there.
+    """
+    set_meta, filter_frames = proxy_tensor.set_meta, TracerBase._filter_traceback_frames
+
+    def noting_set_meta(proxy: Any, value: Any) -> Any:
         proxy.node.meta[_KEY] = _flags(value)
-        return original(proxy, value)
+        return set_meta(proxy, value)
 
-    proxy_tensor.set_meta = set_meta
+    proxy_tensor.set_meta = noting_set_meta
+    TracerBase._filter_traceback_frames = lambda self, summary: _users_frames(summary)
     try:
         yield
     finally:
-        proxy_tensor.set_meta = original
+        proxy_tensor.set_meta = set_meta
+        TracerBase._filter_traceback_frames = filter_frames
 
 
 def _flags(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.requires_grad
     return [_flags(v) for v in value] if isinstance(value, (tuple, list)) else False
+
+
+def _users_frames(summary: traceback.StackSummary) -> traceback.StackSummary:
+    forwards = [i for i, frame in enumerate(summary) if frame.name == "forward"]
+    innermost = forwards[-1] if forwards else len(summary)
+    kept = [summary[i] for i in (*forwards, *range(innermost + 1, len(summary)))]
+    return traceback.StackSummary.from_list([f for f in kept if is_users(f.filename)])
 
 
 def write_gradients(graph_module: fx.GraphModule) -> None:
