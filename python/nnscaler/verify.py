@@ -147,7 +147,8 @@ def rank_job(directory: str, config: ComputeConfig, steps: int) -> None:
     path = Path(directory)
     given = torch.load(path / "inputs.pt", weights_only=False)
     generated = load_generated(path, None, config)
-    module = generated()
+    with given["mode"]():
+        module = generated()
     module.train(given["training"])
     optimizer = build_optimizer(module, torch.optim.SGD, lr=_LEARNING_RATE, momentum=_MOMENTUM)
     found = _run(
@@ -163,7 +164,9 @@ def exposed_job(directory: str, config: ComputeConfig) -> None:
 
     path = Path(directory)
     given = torch.load(path / "inputs.pt", weights_only=False)
-    module = load_generated(path, None, config)()
+    generated = load_generated(path, None, config)
+    with given["mode"]():
+        module = generated()
     module.train(given["training"])
     with given["mode"]():
         results = module(*copy.deepcopy(given["args"]), **copy.deepcopy(given["kwargs"]))
@@ -452,7 +455,7 @@ def _compare(single: dict, ranks: list[dict], units: int, tolerance: float) -> R
 
 
 def _worst_of(
-    relative: Callable, value: torch.Tensor, part: torch.Tensor, whole: torch.Tensor, floor: float
+    value: torch.Tensor, part: torch.Tensor, whole: torch.Tensor, floor: float
 ) -> float:
     top = float(whole.abs().max()) if whole.is_floating_point() and whole.numel() else 0.0
     return _relative(value, part, max(floor, top))
