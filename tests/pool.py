@@ -31,14 +31,16 @@ from typing import Any
 TIMEOUT = 60.0  # Seconds that a job may take.
 _GRACE = 3.0  # Seconds that the other ranks get after one has failed.
 
-_pools: dict[int, "_Pool"] = {}
+_pools: dict[tuple[int, str], "_Pool"] = {}
 
 
 class RankError(AssertionError):
     """A rank failed; the message has its number and its traceback."""
 
 
-def run_on(num_ranks: int, fn: Callable, *args: Any, timeout: float = TIMEOUT) -> list[Any]:
+def run_on(
+    num_ranks: int, fn: Callable, *args: Any, timeout: float = TIMEOUT, backend: str = "gloo"
+) -> list[Any]:
     """Runs ``fn(*args)`` on every rank of a job of ``num_ranks`` processes.
 
     Args:
@@ -47,6 +49,7 @@ def run_on(num_ranks: int, fn: Callable, *args: Any, timeout: float = TIMEOUT) -
             apart.
         args: picklable.
         timeout: seconds.
+        backend: ``gloo``, or ``nccl`` with a GPU a rank.
 
     Returns:
         What it returned, rank by rank; picklable.
@@ -54,13 +57,14 @@ def run_on(num_ranks: int, fn: Callable, *args: Any, timeout: float = TIMEOUT) -
     Raises:
         RankError: a rank raised, died or hung.
     """
-    pool = _pools.get(num_ranks)
+    key = (num_ranks, backend)
+    pool = _pools.get(key)
     if pool is None:
-        pool = _pools[num_ranks] = _Pool(num_ranks)
+        pool = _pools[key] = _Pool(num_ranks, backend)
     try:
         return pool.run(fn, args, timeout)
     except BaseException:
-        _pools.pop(num_ranks).end()
+        _pools.pop(key).end()
         raise
 
 
@@ -72,9 +76,9 @@ def end_pools() -> None:
 
 
 class _Pool:
-    def __init__(self, num_ranks: int):
+    def __init__(self, num_ranks: int, backend: str):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
         self._stacks = [tempfile.NamedTemporaryFile("r", suffix=".txt") for _ in range(num_ranks)]
         port = _free_port()
         self._ranks, self._pipes = [], []
@@ -82,7 +86,15 @@ class _Pool:
             here, there = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, num_ranks, port, there, self._stacks[rank].name, list(sys.path)),
+                args=(
+                    rank,
+                    num_ranks,
+                    port,
+                    backend,
+                    there,
+                    self._stacks[rank].name,
+                    list(sys.path),
+                ),
                 daemon=True,
             )
             process.start()
@@ -148,7 +160,9 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def _serve(rank: int, num_ranks: int, port: int, pipe, stack_file: str, path: list[str]) -> None:
+def _serve(
+    rank: int, num_ranks: int, port: int, backend: str, pipe, stack_file: str, path: list[str]
+) -> None:
     faulthandler.register(signal.SIGUSR1, open(stack_file, "w"), all_threads=True)
     sys.path[:] = path
     import torch
@@ -159,8 +173,10 @@ def _serve(rank: int, num_ranks: int, port: int, pipe, stack_file: str, path: li
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
         LOCAL_WORLD_SIZE=str(num_ranks),
     )  # fmt: skip
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=num_ranks,

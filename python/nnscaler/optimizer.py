@@ -60,6 +60,7 @@ def build_optimizer(
         raise RuntimeError("build_optimizer: no parameter requires a gradient")
     classes = {p: param_clss_fn(name) for name, p in named} if param_clss_fn else None
     for m in modules.values():
+        m.check_trainable()
         if not m._built:
             m.build_buckets(classes)
         elif param_clss_fn is not None:

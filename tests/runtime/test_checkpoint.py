@@ -27,16 +27,17 @@ adam = partial(torch.optim.Adam, lr=0.05)
 
 
 class Whole(nn.Module):
-    """An ordinary embedding, a parallel body with a tie, an ordinary head."""
+    """An ordinary embedding, a parallel body with a tie, ordinary layers, one unused."""
 
     def __init__(self, body):
         super().__init__()
         self.head = nn.Linear(1, 1).double()
         self.body = body
         self.norm = nn.BatchNorm1d(1).double()
+        self.tail = nn.Linear(1, 1).double()
 
     def forward(self, i):
-        return self.head(self.body(i)["loss"].view(1, 1)).square().mean()
+        return self.tail(self.head(self.body(i)["loss"].view(1, 1))).square().mean()
 
 
 def make_whole(body):
@@ -142,8 +143,8 @@ def test_merged_is_the_original_models(saved):
     train(model, plain, (2, 3), 2, None)
     for name, p in resumed.named_parameters():
         assert difference(p.detach(), model.get_parameter(name).detach()) < 1e-9
-    if deduped:  # The tie, under both names; the other weights, cnt; head; norm.
-        assert sizes == [2 * 48 + 64 + 8 + 1 + 2 + 5, 2 * 48, 0, 0]
+    if deduped:  # The tie, under both names; the other weights, cnt; head; norm; tail.
+        assert sizes == [2 * 48 + 64 + 8 + 1 + 2 + 5 + 2, 2 * 48, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Parallel modules: numbers as on one device, values, ends to end, and what is refused."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import nnscaler.runtime as rt
 from nnscaler.checkpoint import broadcast_weights
 from nnscaler.errors import InputError, UnsupportedError
 from nnscaler.flags import sync_grad_when
+from nnscaler.runtime.mesh import world_rank
 from pool import run_on
 
 MESHES = [(1, 1, 1), (2, 2, 1), (2, 1, 2), (2, 1, 1), (4, 2, 2), (4, 1, 2), (4, 4, 1)]
@@ -206,7 +208,11 @@ def end2end_job(folder, config):
     return worst
 
 
-@pytest.mark.parametrize("config", [{}, {"use_async_reducer": True}], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"use_async_reducer": True, "reducer_bucket_cap_mb": 1e-3}],
+    ids=["sync", "async"],
+)
 def test_end_to_end(tmp_path, config):
     assert max(run_on(4, end2end_job, tmp_path, config)) < 1e-12
 
@@ -389,3 +395,23 @@ def test_constants():
         rt.check_constant("n", torch.zeros(3), None)
     with pytest.raises(InputError, match="argument n is '3' and"):
         rt.check_constant("n", "3", 3)
+
+
+def copy_job(folder):
+    """A copy, as for averaged weights: values of its own, no buckets until asked for."""
+    module = load("mix", make(Mix), folder, 1, 1)()
+    twin = copy.deepcopy(module)
+    x = inputs(1)[0]
+    assert twin.u.weight is not module.u.weight and torch.equal(twin(x), module(x))
+    assert twin.reducers == [] and twin.state_dict().keys() == module.state_dict().keys()
+    with pytest.raises(RuntimeError, match=r"call build_buckets\(\) before training"):
+        twin.sync_grad()
+    twin.build_buckets()
+    for m in (module, twin):
+        m(x * (world_rank() + 1)).backward()
+        m.sync_grad()
+    return torch.equal(module.u.weight.grad, twin.u.weight.grad)
+
+
+def test_copies(tmp_path):
+    assert run_on(2, copy_job, tmp_path) == [True, True]

@@ -336,6 +336,9 @@ def refusals_job(folder):
     for p in module.parameters():
         p.requires_grad_(False)
     refused(RuntimeError, lambda: build_optimizer(module, adamw))
+    frozen = load("tied", make(Tied), folder, 1, 1)()
+    frozen.blk["0"].bias.requires_grad_()
+    refused(RuntimeError, lambda: build_optimizer(frozen, adamw))
 
     mixed = Whole(load("mix", make(Mix), folder, 1, 1)())
     torch.manual_seed(world_rank())
@@ -363,6 +366,8 @@ def test_refusals(tmp_path):
         "build_optimizer: param_clss_fn needs modules made with build_buckets=False",
         "build_optimizer: a hybrid optimizer needs param_clss_fn",
         "build_optimizer: no parameter requires a gradient",
+        "GenModel: blk.0.bias did not require a gradient when the program was made; set "
+        "requires_grad before nnscaler.parallelize",
         "stem.weight, outside of parallel modules, has other values on rank 1 than on rank 0; seed "
         "all ranks alike, or call nnscaler.broadcast_weights(module)",
     ]

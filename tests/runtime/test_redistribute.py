@@ -80,8 +80,9 @@ def big_job():
     place = mesh.coordinate("a")
     x = torch.arange(2.0 * 512 * 600).view(2, 512, 600)
     for dim in range(3):
+        own = x.chunk(2, dim)[place] * (dim + 1)  # Other numbers than memory still holds.
+        check(mesh, own, rt.all_gather("a", dim), x * (dim + 1))
         own = x.chunk(2, dim)[place]
-        check(mesh, own, rt.all_gather("a", dim), x)
         check(mesh, x * (place + 1), rt.reduce_scatter("a", dim), own * 3)
 
 
@@ -115,6 +116,11 @@ def gradient_job():
     y = rt.redistribute(x, mesh, forward=[rt.keep_first("dp")], backward=[])
     (y * 5).sum().backward()
     assert torch.equal(x.grad, torch.full((4, 6), 5.0, dtype=torch.float64))
+
+    y = rt.redistribute(x, mesh, forward=[], backward=[rt.all_reduce("tp")]).square().sum()
+    (grad,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
 
     with torch.no_grad():
         y = rt.redistribute(x, mesh, forward=[rt.slice("dp", 0)], backward=[rt.all_gather("dp", 0)])

@@ -201,12 +201,11 @@ class CudaTimer:
             return None
         if not self.field.get(field_name):
             raise RuntimeError(f"Missing start on the field {field_name!r}")
-        end, start = self._now(stream), self.field[field_name].pop()
-        if isinstance(end, float) or isinstance(start, float):
-            span = (end if isinstance(end, float) else time.perf_counter()) - (
-                start if isinstance(start, float) else 0.0
-            )
+        start = self.field[field_name].pop()
+        if isinstance(start, float):
+            span = time.perf_counter() - start
         else:
+            end = self._now(stream)
             end.synchronize()
             span = start.elapsed_time(end) / 1e3
         self._user[field_name] = self._user.get(field_name, 0.0) + span

@@ -28,9 +28,15 @@ def all_reduce(x: torch.Tensor, group, field: str, op=SUM) -> None:
 
 def all_gather(out: torch.Tensor, x: torch.Tensor, group, field: str) -> None:
     """Fills ``out`` with every rank's ``x``, one after the other."""
-    _block(
-        field, out.nbytes, 1, group, x, lambda: _all_gather(out.view(-1), x.view(-1), group=group)
-    )
+    whole, own = out.view(-1), x.view(-1)
+
+    def launch():
+        if x.device.type == "cpu" and x.nbytes >= _BROADCAST_BYTES:
+            _gather_by_broadcasts(whole, own, group)
+        else:
+            _all_gather(whole, own, group=group)
+
+    _block(field, out.nbytes, 1, group, x, launch)
 
 
 def reduce_scatter(out: torch.Tensor, x: torch.Tensor, group, field: str) -> None:

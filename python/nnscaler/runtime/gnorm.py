@@ -44,7 +44,7 @@ def total_norm(
         device = device or grads[0].device
         if any(g.dtype == torch.float64 for g in grads):
             dtype = torch.float64
-        norms = torch.stack([n.to(device, torch.float64) for n in _norms(grads, norm_type)])
+        norms = torch.cat([n.to(device, torch.float64) for n in _norms(grads, norm_type)])
         part = norms.max() if largest else norms.pow(norm_type).sum() / replicas
         if total is None:
             total = part
@@ -59,12 +59,13 @@ def total_norm(
 
 
 def _norms(grads: list[torch.Tensor], norm_type: float) -> Iterable[torch.Tensor]:
-    """Norms of tensors; half precision is added up in float32."""
-    half = [g for g in grads if g.dtype in (torch.float16, torch.bfloat16)]
-    full = [g for g in grads if g.dtype not in (torch.float16, torch.bfloat16)]
-    yield from (torch.linalg.vector_norm(g, norm_type, dtype=torch.float32) for g in half)
-    if full:
-        yield from torch._foreach_norm(full, norm_type)
+    """Norms of tensors, a vector for each device and dtype; halves are added up in float32."""
+    by_kind: dict[tuple, list[torch.Tensor]] = {}
+    for grad in grads:
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    for (_, dtype), same in by_kind.items():
+        half = dtype in (torch.float16, torch.bfloat16)
+        yield torch.stack(torch._foreach_norm(same, norm_type, torch.float32 if half else None))
 
 
 def scale_to(grads: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:

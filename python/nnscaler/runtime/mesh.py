@@ -80,6 +80,9 @@ class Mesh:
     def __repr__(self) -> str:
         return "Mesh(" + ", ".join(f"{name}={size}" for name, size in self.axes.items()) + ")"
 
+    def __deepcopy__(self, _memo: dict) -> "Mesh":
+        return self
+
     def describe(self) -> str:
         """The axes as in a plan: ``dp=2,tp=4``."""
         return ",".join(f"{name}={size}" for name, size in self.axes.items())

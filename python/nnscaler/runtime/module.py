@@ -1,5 +1,6 @@
 """What every generated module is: weights of this rank, their gradients, and their names."""
 
+import copy
 import hashlib
 import inspect
 import json
@@ -89,6 +90,7 @@ class ParallelModule(nn.Module):
     origin_module_metadata: dict[str, list] | None = None
     module_dir: Path | None = None
     runtime_version: str | None = None
+    _describing = False  # A module is made for its layouts only.
     use_scheduler = False
     nmicros_per_scheduler_step = 1
     __orig_module_class__: type | None = None
@@ -104,6 +106,7 @@ class ParallelModule(nn.Module):
         self._need_sync = False  # A backward may have happened since the last reduction.
         self._holds_sums = False  # Gradients are sums of all ranks.
         self._built = False
+        self._frozen: set[str] = set()  # Parameters that were not trained when it was built.
 
     def rank_forward(self, *args, **kwargs):
         """This rank's part of forward; generated."""
@@ -135,7 +138,7 @@ class ParallelModule(nn.Module):
                 shape = tuple(tensor.shape)
                 layout = Layout(self.mesh, shape, shape)
             self._layouts[name] = layout
-        if self._is_skeleton():
+        if ParallelModule._describing:
             return
         self.mesh.locate()
         if self.module_dir is None:
@@ -149,7 +152,7 @@ class ParallelModule(nn.Module):
         for axis, size in self.mesh.axes.items():
             if size > 1:
                 self.mesh.group(axis)
-        self._blank()
+        self._mark_unset()
         self._read_values("npbuffer.pt", self._unset_buffers)
         if init_params:
             self._read_values("fullmodel.pt.*", self._unset)
@@ -158,6 +161,7 @@ class ParallelModule(nn.Module):
                     f"{self.module_dir}: no values for {_some(self._unset)} in fullmodel.pt.*; "
                     "generate the code again, or give init_params=False and load a state dict"
                 )
+        self._blank()
         live_modules.add(self)
         if dist.is_initialized() and dist.get_backend() == "nccl":
             self.cuda()
@@ -172,9 +176,6 @@ class ParallelModule(nn.Module):
                         f"{type(self).__name__}: the model has an attribute {name!r}, a name that "
                         "ParallelModule uses itself; rename it, or put the model into a module"
                     )
-
-    def _is_skeleton(self) -> bool:
-        return any(p.is_meta for p in self.parameters()) or any(b.is_meta for b in self.buffers())
 
     def _read_config(self) -> None:
         config, file = self.compute_config, self.module_dir / "compute_config.pt"
@@ -230,18 +231,22 @@ class ParallelModule(nn.Module):
             for name in module._non_persistent_buffers_set
         }
 
-    @torch.no_grad()
-    def _blank(self) -> None:
-        """Marks all values as missing: nan, so that nobody computes with what memory held."""
+    def _mark_unset(self) -> None:
+        """Notes what must be given values; literals have theirs."""
         temporary = self._non_persistent()
         for name, tensor in self._all_tensors():
-            if not hasattr(tensor, "nnscaler_layout"):
-                continue
-            (self._unset_buffers if name in temporary else self._unset).add(name)
-            if tensor.is_floating_point() or tensor.is_complex():
-                tensor.fill_(float("nan"))
-            else:
-                tensor.zero_()
+            if hasattr(tensor, "nnscaler_layout"):
+                (self._unset_buffers if name in temporary else self._unset).add(name)
+
+    @torch.no_grad()
+    def _blank(self) -> None:
+        """Fills what has no values with nan, so that nobody computes with what memory held."""
+        for name, tensor in self._all_tensors():
+            if name in self._unset or name in self._unset_buffers:
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.fill_(float("nan"))
+                else:
+                    tensor.zero_()
 
     @torch.no_grad()
     def _read_values(self, pattern: str, wanted: set[str]) -> None:
@@ -284,6 +289,16 @@ class ParallelModule(nn.Module):
                 "with init_params=True"
             )
         self._unset.clear()
+
+    def __deepcopy__(self, memo: dict) -> "ParallelModule":
+        """A copy with its own values and no gradient buckets: call `build_buckets` to train it."""
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        apart = {"_reducers": [], "_built": False, "_need_sync": False, "_holds_sums": False}
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = apart[name] if name in apart else copy.deepcopy(value, memo)
+        live_modules.add(twin)
+        return twin
 
     # Running.
 
@@ -415,6 +430,7 @@ class ParallelModule(nn.Module):
         found: dict[tuple, Reducer] = {}
         for name, p in self.named_parameters():
             if not p.requires_grad:
+                self._frozen.add(name)
                 continue
             layout = self._layouts[name]
             axes = tuple(a for a in self.mesh.axes if a in layout.reduce and self.mesh.axes[a] > 1)
@@ -440,6 +456,15 @@ class ParallelModule(nn.Module):
         for reducer in found.values():
             reducer.build_buckets(param_clss)
         self._reducers.extend(found.values())
+
+    def check_trainable(self) -> None:
+        """Raises where a parameter was set to be trained that the program was not made to train."""
+        thawed = [n for n, p in self.named_parameters() if p.requires_grad and n in self._frozen]
+        if thawed:
+            raise RuntimeError(
+                f"{type(self).__name__}: {_some(thawed)} did not require a gradient when the "
+                "program was made; set requires_grad before nnscaler.parallelize"
+            )
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -531,8 +556,12 @@ class ParallelModule(nn.Module):
     @classmethod
     def _layouts_of_class(cls) -> dict[str, tuple[Layout, torch.dtype, bool]]:
         if "_class_layouts" not in cls.__dict__:
-            with torch.device("meta"):
-                skeleton = cls(init_params=False, build_buckets=False)
+            ParallelModule._describing = True
+            try:
+                with torch.device("meta"):
+                    skeleton = cls(init_params=False, build_buckets=False)
+            finally:
+                ParallelModule._describing = False
             parameters = {name for name, _ in skeleton.named_parameters(remove_duplicate=False)}
             cls._class_layouts = {
                 name: (skeleton._layouts[name], tensor.dtype, name in parameters)

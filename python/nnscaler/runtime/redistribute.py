@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from nnscaler.errors import InputError, InternalError
 from nnscaler.runtime import comm
@@ -106,6 +107,7 @@ class _Redistribute(torch.autograd.Function):
         return forward_steps(x) if forward_steps is not None else x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         steps = ctx.backward_steps
         return (steps(grad) if steps is not None else grad), None, None
