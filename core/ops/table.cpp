@@ -34,9 +34,12 @@ std::vector<std::string> words(std::string_view text) {
   return expanded;
 }
 
-/// "add_.Tensor" -> "add"; "__and__.Tensor" stays.
+/// "add_.Tensor" -> "add", "special_erf" -> "erf"; "__and__.Tensor" stays.
 std::string own_name(const std::string& target) {
   std::string name = target.substr(0, target.find('.'));
+  for (const std::string_view prefix : {"special_", "linalg_"}) {
+    if (name.starts_with(prefix)) name = name.substr(prefix.size());
+  }
   if (name.ends_with('_') && !name.starts_with('_')) name.pop_back();
   return name;
 }
@@ -53,7 +56,13 @@ std::string full_signature(std::string text, const std::string& name) {
 
 void add_entries(const char* family, const Entries& entries, std::vector<TableTarget>& table) {
   for (const Entry& entry : entries) {
-    for (const std::string& target : words(entry.targets)) {
+    const std::vector<std::string> targets = words(entry.targets);
+    const auto has_in_place = [&](const std::string& name) {
+      return std::ranges::any_of(targets, [&](const std::string& target) {
+        return target.starts_with(name + "_") && own_name(target) == name;
+      });
+    };
+    for (const std::string& target : targets) {
       TableTarget row;
       row.entry = &entry;
       row.family = family;
@@ -65,8 +74,10 @@ void add_entries(const char* family, const Entries& entries, std::vector<TableTa
       }
       for (const std::string& group : split(entry.signatures, '|')) {
         std::vector<std::string> signatures;
-        for (const std::string& word : words(group))
+        for (const std::string& word : words(group)) {
+          if (word.ends_with("*_") && !has_in_place(name)) continue;
           signatures.push_back(full_signature(word, name));
+        }
         if (!signatures.empty()) row.signatures.push_back(std::move(signatures));
       }
       if (!entry.rule.bind) row.annotation = parse_annotation(entry.rule.text);

@@ -34,8 +34,9 @@ struct Entry {
   /// Without "aten.", and without ".default": "add.{Tensor,Scalar}", "relu{,_}". Names with a dot
   /// before the operator ("_operator.add") are written out after a colon: ":_operator.add".
   std::string_view targets;
-  /// The user's names, the canonical one first; `*` is the target's own name, `F.`, `T.` and `op.`
-  /// are torch.nn.functional, torch.Tensor and _operator. Groups between `|` are different
+  /// The user's names, the canonical one first; `*` is the target's own name, `*_` only where an
+  /// in-place target is listed too; `F.`, `T.` and `op.` are torch.nn.functional, torch.Tensor and
+  /// _operator. Groups between `|` are different
   /// functions of the user that one target stands for; what the user called chooses.
   std::string_view signatures;
   Rule rule;

@@ -139,8 +139,14 @@ void bind_columns(Binder& b) {
 
 const Entries& convolution_entries() {
   static const Entries entries = {
-      {.targets = "conv{1d,2d,3d} conv{1d,2d,3d}.padding convolution",
+      {.targets = "conv{1d,2d,3d} conv{1d,2d,3d}.padding",
        .signatures = "F.* torch.*",
+       .rule = {"n iC+ ..., oC iC+ ..., oC -> n oC ...", bind_forward},
+       .arguments = "input weight bias",
+       .linear = "input+-bias,weight+-bias",
+       .saved = "input?weight weight?input"},
+      {.targets = "convolution",
+       .signatures = "torch.convolution",
        .rule = {"n iC+ ..., oC iC+ ..., oC -> n oC ...", bind_forward},
        .arguments = "input weight bias",
        .linear = "input+-bias,weight+-bias",

@@ -15,9 +15,10 @@ constexpr std::string_view kPointedInto = "indices point into the whole of it";
 /// gather: out[i][j] = self[index[i][j]][j]. Dims other than `dim` must have one length to be
 /// split.
 void bind_gather(Binder& b) {
-  const int self = b.input("self"), index = b.input("index");
+  const int self = b.input("self"), index = std::max(b.input("index"), b.input("indices"));
   const int rank = b.in_rank(self);
-  if (self < 0 || index < 0 || b.in_rank(index) != rank || rank == 0 || b.out_rank(0) != rank)
+  if (self < 0 || index < 0 || !b.is_present("dim") || b.in_rank(index) != rank || rank == 0 ||
+      b.out_rank(0) != rank)
     return bind_opaque(b);
   const int dim = b.dim("dim", 0, rank);
   std::vector<int> from, at;
@@ -236,9 +237,9 @@ const Entries& indexing_entries() {
       {.targets = "gather take_along_dim",
        .signatures = "torch.* T.*",
        .rule = {"a dim^, a n -> a n", bind_gather},
-       .arguments = "self index",
+       .arguments = "self index indices",
        .linear = "self",
-       .saved = "index"},
+       .saved = "index indices"},
       {.targets = "index_select",
        .signatures = "torch.* T.*",
        .rule = {"a dim^, n -> a n", bind_index_select},
@@ -265,7 +266,7 @@ const Entries& indexing_entries() {
        .arguments = "self index src",
        .saved = "self index src result"},
       {.targets = "{index_add,index_copy}{,_} index_fill{,_}.{int_Scalar,int_Tensor}",
-       .signatures = "torch.* T.*{,_}",
+       .signatures = "torch.* T.* T.*_",
        .rule = {"a dim^, n^, a n^ -> a dim^", bind_index_write},
        .arguments = "self index source",
        .saved = "index"},
@@ -282,8 +283,11 @@ const Entries& indexing_entries() {
       {.targets = "bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar",
        .signatures = "torch.*",
        .rule = {"*, x^ -> *", bind_lookup}},
-      {.targets = "masked_select nonzero {bincount,histc} where argwhere nonzero_numpy",
+      {.targets = "masked_select nonzero bincount histc argwhere",
        .signatures = "torch.* T.*",
+       .rule = kWhole},
+      {.targets = "where nonzero_numpy",
+       .signatures = "torch.{where,nonzero} T.{where,nonzero}",
        .rule = kWhole},
       {.targets = "masked_scatter{,_}",
        .signatures = "torch.masked_scatter T.masked_scatter{,_}",

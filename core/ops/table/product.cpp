@@ -291,7 +291,7 @@ const Entries& product_entries() {
        .linear = "self,other",
        .saved = "self?other other?self"},
       {.targets = "linalg_vecdot",
-       .signatures = "torch.linalg.vecdot",
+       .signatures = "torch.linalg.*",
        .rule = {"* k+, * k+ -> *"},
        .linear = "x,y",
        .saved = "x?y y?x",

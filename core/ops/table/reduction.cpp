@@ -78,6 +78,26 @@ void bind_one(Binder& b) {
   if (b.has_out(0) && out.size() == b.out_shape(0).size()) b.set_outs(out);
 }
 
+/// diff: what is put before or behind has the other dims too, and is linear together with it.
+void bind_diff(Binder& b) {
+  const int rank = b.in_rank(0);
+  const int along = b.dim("dim", -1, rank);
+  const std::vector<int> dims = b.fresh_dims(b.in_shape(0));
+  std::vector<int> ends = dims;
+  if (along >= 0) {
+    b.freeze(dims[static_cast<size_t>(along)], "the operator needs all of it");
+    ends[static_cast<size_t>(along)] = Binder::kFixed;
+  }
+  b.set_in(0, dims);
+  LinearIn all;
+  for (int i = 0; i < b.num_inputs(); ++i) {
+    if (i > 0 && b.in_rank(i) == rank) b.set_in(i, ends);
+    all.inputs.push_back(i);
+  }
+  b.set_out(0, ends);
+  if (b.has_out(0) && is_differentiable(b.out(0).dtype)) b.rule.linear.push_back(std::move(all));
+}
+
 }  // namespace
 
 const Entries& reduction_entries() {
@@ -102,7 +122,7 @@ const Entries& reduction_entries() {
        .signatures = "torch.{amin,min} T.{amin,min}",
        .rule = {"reduced dims a^, or a minimum over parts without gradient", bind_min},
        .saved = "self result"},
-      {.targets = "{max,min,median,nanmedian,mode}.dim mode",
+      {.targets = "{max,min,median,nanmedian}.dim mode",
        .signatures = "torch.* T.*",
        .rule = {"a dim^ -> a, a", bind_one},
        .saved = "result1"},
@@ -117,14 +137,18 @@ const Entries& reduction_entries() {
       {.targets = "{argmax,argmin} {any,all} {any,all}.{dim,dims} aminmax",
        .signatures = "torch.* T.*",
        .rule = kWholeDims},
-      {.targets = "{logsumexp,special_logsumexp} nanmean",
+      {.targets = "logsumexp nanmean",
        .signatures = "torch.* T.*",
        .rule = kWholeDims,
        .saved = "self result",
        .flops = 8},
-      {.targets = "{var,std} {var,std}.{dim,correction} {var_mean,std_mean} "
-                  "{var_mean,std_mean}.{dim,correction}",
+      {.targets = "{var,std} {var,std}.{dim,correction}",
        .signatures = "torch.* T.*",
+       .rule = kWholeDims,
+       .saved = "self",
+       .flops = 3},
+      {.targets = "{var_mean,std_mean} {var_mean,std_mean}.{dim,correction}",
+       .signatures = "torch.*",
        .rule = kWholeDims,
        .saved = "self",
        .flops = 3},
@@ -166,7 +190,7 @@ const Entries& reduction_entries() {
        .signatures = "torch.* T.*",
        .rule = kAlong,
        .flops = 16},
-      {.targets = "diff", .signatures = "torch.diff T.diff", .rule = kAlong, .linear = "self"},
+      {.targets = "diff", .signatures = "torch.diff T.diff", .rule = {"a dim^ -> a l", bind_diff}},
   };
   return entries;
 }

@@ -259,6 +259,9 @@ void bind_squeeze(Binder& b) {
   }
   if (b.has_out(0) && source.size() != b.out_shape(0).size()) return bind_opaque(b);
   copy_dims(b, source, "its length is 1");
+  for (size_t d = 0; d < asked.size(); ++d) {
+    if (asked[d]) b.freeze(static_cast<int>(d), "a part of length 1 would be squeezed too");
+  }
 }
 
 /// One index of a dim.
@@ -433,7 +436,8 @@ void bind_unfold(Binder& b) {
 /// Two dims become their diagonal, the last.
 void bind_diagonal(Binder& b) {
   const int rank = b.in_rank(0);
-  const int first = b.dim("dim1", 0, rank), second = b.dim("dim2", 1, rank);
+  const bool last = b.op.target == "aten.linalg_diagonal.default";
+  const int first = b.dim("dim1", last ? -2 : 0, rank), second = b.dim("dim2", last ? -1 : 1, rank);
   std::vector<int> source;
   for (int d = 0; d < rank; ++d) {
     if (d != first && d != second) source.push_back(d);
@@ -678,7 +682,7 @@ const Entries& shape_entries() {
        .linear = "self",
        .flops = 0},
       {.targets = "{tril,triu}{,_}",
-       .signatures = "torch.* T.*{,_}",
+       .signatures = "torch.* T.* T.*_",
        .rule = {"* x^ y^ -> * x^ y^"},
        .linear = "self",
        .flops = 1},
