@@ -114,7 +114,9 @@ def values_job(folder):
         module(i)
     text = str(caught.value)
     assert bool(module.emb.weight.isnan().all())
-    module.load_state_dict(model.state_dict())
+    state = model.state_dict()
+    del state["emb.weight"]  # One name of a tie is enough.
+    module.load_state_dict(state)
     want = module(i)["loss"].item()
     assert torch.equal(module.emb.weight, part(module, "emb.weight", model.emb.weight))
 

@@ -15,6 +15,7 @@ from nnscaler.config import ComputeConfig
 from nnscaler.errors import InputError
 from nnscaler.flags import sync_grad_when
 from nnscaler.optimizer import build_optimizer
+from nnscaler.runtime import reducer
 from nnscaler.runtime.mesh import world_rank, world_size
 from nnscaler.utils import accum_mode
 from pool import run_on
@@ -136,6 +137,24 @@ def test_unused_parameter(tmp_path, config):
     run_on(2, unused_job, tmp_path, config)
 
 
+def absorbing_job(job, *args):
+    """A job in which every gradient moves into its bucket during backward, as large ones do."""
+    before, reducer._ABSORB_BYTES = reducer._ABSORB_BYTES, 1
+    try:
+        return job(*args)
+    finally:
+        reducer._ABSORB_BYTES = before
+
+
+@pytest.mark.parametrize("config", [{}, ASYNC], ids=["sync", "async"])
+def test_large_gradients(tmp_path, config):
+    got = run_on(2, absorbing_job, no_zero_grad_job, tmp_path / "a", config)
+    assert max(got) < 1e-12
+    args = (tmp_path / "b", 2, 1, config, "optimizer", None)
+    assert max(run_on(2, absorbing_job, clipping_job, *args)) < 1e-9
+    run_on(2, absorbing_job, unused_job, tmp_path / "c", config)
+
+
 def no_zero_grad_job(folder, config):
     """Gradients that are kept over steps count once, as on one device."""
     model = make(Mix)
@@ -234,6 +253,30 @@ def test_mixed_modules(tmp_path, config, given):
     got = run_on(4, mixed_job, tmp_path, config, given)
     assert max(worst for worst, _ in got) < 1e-9
     assert [ranks for _, ranks in got] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+
+
+def mixed_kept_job(folder):
+    """Ordinary parameters, too, keep gradients over steps once."""
+    model = whole_model(make(Mix))
+    module = whole_model(load("mix", make(Mix), folder, 1, 1)())
+    optimizer = build_optimizer(module, torch.optim.SGD, lr=0.1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    worst = 0.0
+    for step in range(3):
+        g = torch.Generator().manual_seed(step)
+        xs = [torch.randn(8, 4, generator=g, dtype=torch.float64) for _ in range(2)]
+        sum(model(x) for x in xs).backward()
+        plain.step()
+        module(xs[world_rank()]).backward()
+        optimizer.step()
+        for name, p in module.named_parameters():
+            if p.grad is not None:
+                worst = max(worst, difference(p.grad, model.get_parameter(name).grad))
+    return worst
+
+
+def test_gradients_of_mixed_modules_kept_over_steps(tmp_path):
+    assert max(run_on(2, mixed_kept_job, tmp_path)) < 1e-12
 
 
 class Pair(nn.Module):

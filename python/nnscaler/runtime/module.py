@@ -100,6 +100,7 @@ class ParallelModule(nn.Module):
             raise RuntimeError("ParallelModule is a base: make modules with nnscaler.parallelize")
         super().__init__()
         self._layouts: dict[str, Layout] = {}
+        self._fullmap: dict[str, AttrMeta] | None = None
         self._reducers: list[Reducer] = []
         self._unset: set[str] = set()  # Parameters and persistent buffers without values.
         self._unset_buffers: set[str] = set()  # Non-persistent ones.
@@ -129,12 +130,9 @@ class ParallelModule(nn.Module):
             for other in others:
                 container, attribute = self._owner_of(other)
                 setattr(container, attribute, getattr(owner, name))
-        temporary = self._non_persistent()
         for name, tensor in self._all_tensors():
             layout = getattr(tensor, "nnscaler_layout", None)
-            if layout is None and name in temporary:  # A literal, which has its values.
-                continue
-            if layout is None:
+            if layout is None:  # A literal, which has its values.
                 shape = tuple(tensor.shape)
                 layout = Layout(self.mesh, shape, shape)
             self._layouts[name] = layout
@@ -566,8 +564,8 @@ class ParallelModule(nn.Module):
             cls._class_layouts = {
                 name: (skeleton._layouts[name], tensor.dtype, name in parameters)
                 for name, tensor in skeleton._all_tensors()
-                if name in skeleton._layouts
             }
+            cls._class_temporary = skeleton._non_persistent()
         return cls._class_layouts
 
     @classmethod
@@ -596,7 +594,9 @@ class ParallelModule(nn.Module):
     @property
     def fullmap(self) -> dict[str, AttrMeta]:
         """What this rank holds; see `get_attr_meta_map`."""
-        return type(self).get_attr_meta_map()
+        if self._fullmap is None:
+            self._fullmap = type(self).get_attr_meta_map()
+        return self._fullmap
 
     def get_full_map(self) -> dict[str, AttrMeta]:
         """The same as ``fullmap``."""
@@ -636,10 +636,11 @@ class ParallelModule(nn.Module):
 
     @classmethod
     def layout_digest(cls) -> str:
-        """Digest of mesh, names, shapes and splits: shards fit where it is the same."""
+        """Digest of the mesh and of what is saved, how it is split: shards fit where it is the same."""
         layouts = [
             [name, layout.describe(), str(dtype)]
             for name, (layout, dtype, _) in sorted(cls._layouts_of_class().items())
+            if name not in cls._class_temporary
         ]
         text = json.dumps([list(cls.mesh.axes.items()), layouts])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
