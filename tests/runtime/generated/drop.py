@@ -12,7 +12,7 @@ MESH = rt.Mesh(dp=DP, tp=TP)
 
 
 class GenModel(rt.ParallelModule):
-    """models.Drop"""
+    """rank_programs.Drop"""
 
     mesh = MESH
     plan_ngpus = DP * TP

@@ -1,4 +1,4 @@
-"""Rank program of Mix (models.Mix) for the mesh dp=2, tp=2: batch on dp, hidden on tp."""
+"""Rank program of Mix (rank_programs.Mix) for the mesh dp=2, tp=2: batch on dp, hidden on tp."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ MESH = rt.Mesh(dp=DP, tp=TP)
 
 
 class GenModel(rt.ParallelModule):
-    """models.Mix"""
+    """rank_programs.Mix"""
 
     mesh = MESH
     plan_ngpus = DP * TP

@@ -1,4 +1,4 @@
-"""Rank program of Tied (models.Tied) for the mesh dp=1, tp=2: vocabulary on tp, batch on dp."""
+"""Rank program of Tied (rank_programs.Tied) for the mesh dp=1, tp=2: vocabulary on tp, batch on dp."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ MESH = rt.Mesh(dp=DP, tp=TP)
 
 
 class GenModel(rt.ParallelModule):
-    """models.Tied"""
+    """rank_programs.Tied"""
 
     mesh = MESH
     plan_ngpus = DP * TP

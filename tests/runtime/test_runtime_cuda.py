@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from models import Drop, Mix, Tied, difference, load, make, part
+from rank_programs import Drop, Mix, Tied, difference, load, make, part
 
 import nnscaler.runtime as rt
 from nnscaler.checkpoint import load_merged_state_dict_from_rank, merge_state_dicts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from models import Mix, Tied, difference, load, make, part
+from rank_programs import Mix, Tied, difference, load, make, part
 from torch import nn
 
 from nnscaler.checkpoint import (

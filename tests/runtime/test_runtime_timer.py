@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from models import Mix, load, make
+from rank_programs import Mix, load, make
 
 import nnscaler.runtime as rt
 from nnscaler.optimizer import build_optimizer

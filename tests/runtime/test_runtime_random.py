@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from models import Drop, difference, load, make
+from rank_programs import Drop, difference, load, make
 
 import nnscaler.runtime as rt
 from nnscaler.runtime import random

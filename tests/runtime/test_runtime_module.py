@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from models import Mix, Tied, difference, load, make, part
+from rank_programs import Mix, Tied, difference, load, make, part
 
 import nnscaler.runtime as rt
 from nnscaler.checkpoint import broadcast_weights

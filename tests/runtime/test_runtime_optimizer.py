@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from models import Mix, Tied, difference, load, make, part
+from rank_programs import Mix, Tied, difference, load, make, part
 from torch import nn
 from torch.nn.utils import clip_grad_norm_ as clip_imported_early
 from torch.nn.utils import get_total_norm as total_norm_imported_early
