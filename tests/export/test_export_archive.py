@@ -52,6 +52,16 @@ def test_model(name, tmp_path):
             assert torch.equal(a, e)
 
 
+def test_fused_layer_norm_of_the_retnet(tmp_path):
+    (entry,) = Exported(tmp_path, *zoo.retnet()).extra["leaves"]
+    name = "apex.normalization.fused_layer_norm.FusedLayerNormAffineFunction.apply"
+    assert entry["signature"] == name
+    assert len(entry["arguments"]) == 5
+    first = entry["arguments"][next(iter(entry["arguments"]))]
+    assert [a["name"] for a in first] == ["input", "weight", "bias", "normalized_shape", "eps"]
+    assert first[3] == {"name": "normalized_shape", "keyword": False, "literal": "(32,)"}
+
+
 def test_same_bytes(tmp_path):
     archives = []
     for directory in ("a", "b"):

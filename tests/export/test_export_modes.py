@@ -99,6 +99,13 @@ def counted(s, x):
     return x
 
 
+def dropped_in_training(s, x):
+    p = s.p if s.training else 0.0
+    if p > 0:
+        x = F.dropout(x, p)
+    return x.contiguous().sin()
+
+
 def recomputed(s, x):
     if s.training:
         return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
@@ -112,6 +119,7 @@ def recomputed(s, x):
         (dropout_by_value_and_flag, flags()),
         (counted, flags("add_", "detach", "mean", "mul", "add", "mul_")),
         (recomputed, SAME),
+        (dropped_in_training, flags()),
     ],
 )
 def test_second_trace_agrees(do, expected, tmp_path, traces):
@@ -188,6 +196,16 @@ def test_hugging_face_with_dropout(name, tmp_path):
         if hasattr(m, "attention_dropout") and isinstance(m.attention_dropout, float):
             m.attention_dropout = 0.1
     assert Exported(tmp_path, module, args, kwargs).extra["eval"] == flags()
+
+
+def test_torchs_own_modules(tmp_path):
+    attention = nn.MultiheadAttention(8, 2, dropout=0.1)
+    assert mode(tmp_path, attention, *[torch.randn(3, 2, 8)] * 3) == flags()
+    assert mode(tmp_path, nn.LSTM(8, 8, 2, dropout=0.1), torch.randn(3, 2, 8)) == flags()
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    actual = mode(tmp_path, spectral, X)
+    assert actual["mode"] == "differs"
+    assert "parametrizations.py:" in actual["reason"]
 
 
 def test_flags_of_modules_stay_as_they_are(tmp_path):

@@ -335,8 +335,11 @@ def test_what_is_no_model(tmp_path):
         "<lambda>() returned a torch.nn.modules.linear.Linear; return (module, args, kwargs)"
     )
     assert export(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))) == (
-        "export: TopLevelTracedModule is a scripted module, which cannot be exported; give the module before "
-        "torch.jit.script"
+        "export: TopLevelTracedModule is a scripted module, which cannot be exported; give the module as it was "
+        "before"
+    )
+    assert export(torch.compile(nn.Linear(2, 2))) == (
+        "export: the Linear is compiled by torch.compile; give the module as it was before"
     )
 
 

@@ -105,8 +105,13 @@ def _made(module: Any, args: Any, kwargs: Any, meta: bool) -> tuple[nn.Module, A
         module, args, kwargs = made
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError(
-            f"export: {type(module).__name__} is a scripted module, which cannot be exported; give the module before "
-            "torch.jit.script"
+            f"export: {type(module).__name__} is a scripted module, which cannot be exported; give the module as it "
+            "was before"
+        )
+    if hasattr(module, "_orig_mod"):
+        raise InputError(
+            f"export: the {type(module._orig_mod).__name__} is compiled by torch.compile; give the module as it was "
+            "before"
         )
     return module, args, kwargs
 
@@ -284,11 +289,10 @@ def _evaluation(
 
 
 def _why_differs(reads: TrainingReads, node: torch.fx.Node | None) -> str:
-    line = next(iter(reads.unknown), None)
-    at = f'{line}: "{line.text}" ' if line else ""
+    line = next(iter(reads.unknown))
     operator_name = getattr(node.target, "_opname", None) if node is not None else None
     what = f" from {operator_name} on" if operator_name else ""
-    return f"{at}makes other operators in training than in evaluation{what}"
+    return f'{line}: "{line.text}" makes other operators in training than in evaluation{what}'
 
 
 # --- extra/nnscaler.json ---

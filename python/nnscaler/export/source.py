@@ -22,6 +22,7 @@ _FOREIGN = tuple(
         os.path.join(sysconfig.get_paths()["purelib"], "torch"),
     }
 )
+_EXPORT = os.path.join(os.path.dirname(__file__), "program.py")
 _STDLIB = os.path.join(sysconfig.get_paths()["stdlib"], "")
 
 
@@ -90,8 +91,8 @@ def lines_of(error: BaseException) -> Iterator[Line]:
 
 
 def line_of_caller(frame: FrameType | None) -> Line | None:
-    """The innermost line of the user among a frame and its callers."""
-    while frame is not None:
+    """The innermost line of the user among a frame and its callers, up to the call of export."""
+    while frame is not None and frame.f_code.co_filename != _EXPORT:
         if is_users(frame.f_code.co_filename):
             return line_in(frame)
         frame = frame.f_back

@@ -40,6 +40,13 @@ _TAKE_FLAG = {
 }
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
+_DROPOUTS = {
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+    torch.ops.aten.feature_dropout.default,
+}
+
 # Arguments of operators that say training or evaluation: the flag itself (the probability `p` beside it
 # counts for nothing in evaluation), or what it switches on.
 _FLAG_ARGUMENTS = {
@@ -63,7 +70,7 @@ class TrainingReads:
 
     module: nn.Module
     modes: set[str] = field(default_factory=set)
-    unknown: dict[Line, None] = field(default_factory=dict)  # lines, in order
+    unknown: dict[Line, None] = field(default_factory=dict)  # lines of reads to be tried, in order
     _seen: dict[Any, tuple[str, Any]] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -85,7 +92,8 @@ class TrainingReads:
         if choice is not None:
             mode = _SAME if choice.is_equal(frame) else _UNKNOWN
         self.modes.add(mode)
-        if mode == _UNKNOWN and (line := line_of_caller(frame)):
+        if mode == _UNKNOWN:
+            line = line_of_caller(frame) or line_in(frame)
             self.unknown[line._replace(columns=None)] = None
 
 
@@ -217,7 +225,10 @@ class _Comparison:
                     raise _Differ(candidate)
                 if candidate.target is torch.ops.aten.contiguous.default:
                     # Attention gives other strides with dropout, and then a copy is made.
-                    self._copies[candidate] = candidate.args[0]
+                    self._copies[candidate] = self._copies.get(candidate.args[0], candidate.args[0])
+                elif candidate.target in _DROPOUTS:  # in evaluation it returns what it is given
+                    self._copies[candidate] = self._copies.get(candidate.args[0], candidate.args[0])
+                    self.flags = True
                 else:
                     extra.add(candidate)
             else:
