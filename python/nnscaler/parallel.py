@@ -283,7 +283,7 @@ def _plan_and_write(
             graph = policies.Graph(_core.operators(str(archive), options["recompute_modules"]))
             options["partitions"] = policies.partitions_of(policy, graph, config)
             options["others_replicate"] = True
-            options["memory_bytes"] = 1 << 60  # the user's own choice is not refused
+            options["memory_bytes"] = 1 << 59  # the user's own choice is not refused
         text = _core.plan(str(archive), **options)
         name = PLAN
     if config.use_end2end:

@@ -323,7 +323,7 @@ def verify(
             archive,
             mesh="tp=1",
             cluster="cpu",
-            memory_bytes=1 << 62,
+            memory_bytes=1 << 59,
             inference=facts["options"]["inference"],
         )
         files, operators = _core.emit_exposed(archive, whole)
