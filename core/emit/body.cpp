@@ -30,42 +30,58 @@ bool is_torch_file(std::string_view file) {
   return false;
 }
 
+bool same_line(const SourceLine* a, const SourceLine* b) {
+  return a != nullptr && b != nullptr && a->line == b->line && a->file == b->file;
+}
+
 }  // namespace
 
 const SourceLine* source_line(const Graph& graph, const Operator& op, int frame) {
   if (op.trace < 0 || op.stack < 0) return nullptr;
   const Trace& trace = graph.traces[at(op.trace)];
-  const size_t depth = graph.stacks[at(op.stack)].size();
-  // Every module's forward leaves a line, so the k-th `forward` is the k-th frame's; what follows
-  // it up to the next are its helpers.
-  size_t begin = trace.size(), end = trace.size(), forwards = 0;
-  for (size_t i = 0; i < trace.size(); ++i) {
-    if (trace[i].function != "forward") continue;
-    if (forwards == static_cast<size_t>(frame)) begin = i;
-    if (forwards == static_cast<size_t>(frame) + 1) end = i;
-    ++forwards;
+  const ModuleStack& stack = graph.stacks[at(op.stack)];
+  // Every module's forward leaves a line, those of torch.nn perhaps not: so the k-th `forward` is
+  // the k-th frame's. What follows it up to the next are its helpers.
+  const auto in_torch = [](const Frame& each) { return each.class_name.starts_with("torch.nn."); };
+  const auto forwards =
+      static_cast<size_t>(std::count_if(trace.begin(), trace.end(), [](const SourceLine& line) {
+        return line.function == "forward";
+      }));
+  size_t wanted = static_cast<size_t>(frame);
+  if (forwards != stack.size()) {
+    const auto torch = static_cast<size_t>(std::count_if(stack.begin(), stack.end(), in_torch));
+    if (forwards + torch != stack.size()) {
+      return wanted + 1 >= stack.size() ? graph.source_of(op) : nullptr;
+    }
+    if (wanted >= stack.size() || in_torch(stack[wanted])) return nullptr;
+    wanted -= static_cast<size_t>(std::count_if(
+        stack.begin(), stack.begin() + static_cast<std::ptrdiff_t>(wanted), in_torch));
   }
-  if (forwards != depth) {
-    return static_cast<size_t>(frame) + 1 >= depth ? graph.source_of(op) : nullptr;
+  const SourceLine* found = nullptr;
+  size_t seen = 0;
+  for (const SourceLine& line : trace) {
+    if (line.function == "forward") ++seen;
+    if (seen > wanted + 1) break;
+    if (seen == wanted + 1 && !is_torch_file(line.file)) found = &line;
   }
-  for (size_t i = end; i > begin; --i) {
-    if (!is_torch_file(trace[i - 1].file)) return &trace[i - 1];
-  }
-  return nullptr;
+  return found;
 }
 
-int Function::variable_for(int value) const {
-  while (true) {
-    if (const auto element = element_of.find(value); element != element_of.end()) {
-      return element->second.list;
-    }
-    const auto next = canonical.find(value);
-    if (next == canonical.end()) break;
+Function::Place Function::place_of(int value, bool inside) const {
+  const auto element = [&]() -> Place {
+    const auto found = element_of.find(value);
+    return found == element_of.end() ? Place{} : Place{found->second.list, found->second.index};
+  };
+  if (!inside && element().variable >= 0) return element();
+  for (auto next = canonical.find(value); next != canonical.end(); next = canonical.find(value)) {
     value = next->second;
+    // The element of an inner loop's list.
+    if (canonical.contains(value) && element().variable >= 0) return element();
   }
   const auto found = variable_of.find(value);
-  check(found != variable_of.end(), "a statement reads a value without a name");
-  return found->second;
+  if (found != variable_of.end()) return {found->second, -1};
+  check(element().variable >= 0, "a statement reads a value without a name");
+  return element();
 }
 
 /// Makes one function's statements.
@@ -95,9 +111,23 @@ class BodyBuilder {
     spread_lists(f_.nodes);
     find_loops(f_.nodes);
     for (const auto& [value, readers] : read_at_) needed_.insert(canonical(value));
+    // What an inner loop makes for the outer one's next iteration is handed on at the end.
+    for (Loop& loop : f_.loops) {
+      for (Loop::Carried& each : loop.carried) {
+        if (each.separate || !f_.canonical.contains(each.value)) continue;
+        each.separate = true;
+        f_.variable_of.erase(each.value);
+      }
+    }
     make_variables(f_.nodes);
     give_hints(f_.nodes);
     group_results();
+    for (const auto& [value, readers] : read_at_) {
+      if (readers.size() == 1 && readers[0] != kNever && !read_later_.contains(value) &&
+          !f_.element_of.contains(value)) {
+        f_.read_once.insert(value);
+      }
+    }
   }
 
  private:
@@ -406,9 +436,9 @@ class BodyBuilder {
       } else if (a == b) {
         if (in_first) return false;
       } else {
-        const auto ea = f_.element_of.find(a), eb = f_.element_of.find(b);
-        if (ea == f_.element_of.end() || eb == f_.element_of.end() ||
-            ea->second.list != eb->second.list || eb->second.index != ea->second.index + t) {
+        const Element* ea = element(f_, a);
+        const Element* eb = element(f_, b);
+        if (ea == nullptr || eb == nullptr || ea->list != eb->list || eb->index != ea->index + t) {
           return false;
         }
         found.kind = Slot::Kind::kElement;
@@ -441,21 +471,28 @@ class BodyBuilder {
       next[i] = latest[at(ids[i])];
       latest[at(ids[i])] = i;
     }
-    constexpr int kPeriods = 8;
+    constexpr int kPeriods = 32;
     std::vector<Node> result;
     for (size_t i = 0; i < nodes.size();) {
-      size_t taken = 0;
+      // Of all periods the one that covers most: an outer loop before the inner one.
+      std::vector<std::pair<size_t, size_t>> candidates;  // statements covered, period
       int tries = 0;
-      for (size_t j = next[i]; j < nodes.size() && tries < kPeriods && taken == 0;
-           j = next[j], ++tries) {
+      for (size_t j = next[i]; j < nodes.size() && tries < kPeriods; j = next[j], ++tries) {
         const size_t k = j - i;
         if (j + k > nodes.size()) break;
         const Match found = match(nodes, ids, i, k);
         if (found.count < 2 || !(found.indexed || found.calls)) continue;
+        candidates.emplace_back(k * static_cast<size_t>(found.count), k);
+      }
+      std::stable_sort(candidates.begin(), candidates.end(),
+                       [](const auto& a, const auto& b) { return a.first > b.first; });
+      size_t taken = 0;
+      for (const auto& [covered, k] : candidates) {
         Node loop;
-        if (!make_loop(nodes, i, k, found, loop)) continue;
+        if (!make_loop(nodes, i, k, match(nodes, ids, i, k), loop)) continue;
         result.push_back(std::move(loop));
-        taken = k * static_cast<size_t>(found.count);
+        taken = covered;
+        break;
       }
       if (taken == 0) {
         result.push_back(std::move(nodes[i]));
@@ -516,7 +553,7 @@ class BodyBuilder {
       const int list = fresh();
       f_.variables[at(list)].size = found.count;
       const int first = results[0][r].value;
-      if (!f_.variable_of.contains(first)) f_.variable_of[first] = fresh();
+      collected_.insert(first);
       for (int t = 0; t < found.count; ++t) {
         auto& elements = t + 1 < found.count ? f_.element_of : f_.also_element_of;
         elements[results[at(t)][r].value] = {list, t};
@@ -552,11 +589,8 @@ class BodyBuilder {
       switch (kind.kind) {
         case Slot::Kind::kFixed:
           break;
-        case Slot::Kind::kInternal:  // outside of the loop, the name may mean a list's element
-          if (f_.element_of.contains(use.entity.index) &&
-              f_.variable_of.contains(use.entity.index)) {
-            use.variable = f_.variable_of.at(use.entity.index);
-          }
+        case Slot::Kind::kInternal:
+          use.inside = collected_.contains(use.entity.index);
           break;
         case Slot::Kind::kCarried: {
           const int value = value_of.at(kind.source);
@@ -579,9 +613,9 @@ class BodyBuilder {
         }
         case Slot::Kind::kElement: {
           Loop::Iterable iterable;
-          const Element& element = f_.element_of.at(use.entity.index);
-          iterable.list = element.list;
-          iterable.start = element.index;
+          const Element* first = element(f_, use.entity.index);
+          iterable.list = first->list;
+          iterable.start = first->index;
           use.variable = keep(loop, std::move(iterable));
           break;
         }
@@ -618,7 +652,8 @@ class BodyBuilder {
         if (value < 0) continue;
         if (!needed_.contains(value)) {
           value = -1;
-        } else if (!f_.variable_of.contains(value) && !f_.element_of.contains(value)) {
+        } else if (!f_.variable_of.contains(value) &&
+                   (!f_.element_of.contains(value) || collected_.contains(value))) {
           f_.variable_of[value] = fresh();
         }
       }
@@ -634,76 +669,137 @@ class BodyBuilder {
     const auto element = f_.element_of.find(value);
     if (element == f_.element_of.end()) return;
     std::string& list = f_.variables[at(element->second.list)].hint;
-    if (list.empty()) list = text + (text.ends_with("s") ? "_list" : "s");
+    const std::string one = text.starts_with("=") ? operator_fallback(value) : text;
+    if (list.empty()) list = one + (one.ends_with("s") ? "_list" : "s");
   }
 
-  /// Statements that one line made: the last has the line's name, those before it only where they
-  /// are handed on as a view is.
+  /// Names by the line that made a value. What a line hands to others has the line's targets as its
+  /// names, in order; what it keeps is named by the operator, or after what it is a view of.
   void give_hints(const std::vector<Node>& nodes) {
-    static const std::set<std::string_view> kViews = {
-        "view",    "reshape", "transpose", "permute", "contiguous", "unsqueeze",
-        "squeeze", "expand",  "flatten",   "to",      "chunk",      "split",
-        "unbind",  "repeat",  "unflatten", "t",       "type_as",    "split_with_sizes"};
-    for (size_t n = nodes.size(); n-- > 0;) {
+    for (size_t n = 0; n < nodes.size();) {
       const Node& node = nodes[n];
       if (node.kind == Node::Kind::kBlock || node.kind == Node::Kind::kLoop) {
         give_hints(node.children);
         if (node.kind == Node::Kind::kLoop) hint_loop(f_.loops[at(node.index)]);
+        ++n;
         continue;
       }
+      const SourceLine* line = line_of(node);
+      size_t end = n + 1;
+      while (end < nodes.size() &&
+             (is_redistribution(nodes[end]) || same_line(line_of(nodes[end]), line))) {
+        ++end;
+      }
+      hint_line(nodes, n, end, line);
+      n = end;
+    }
+  }
+
+  void hint_line(const std::vector<Node>& nodes, size_t begin, size_t end, const SourceLine* line) {
+    std::vector<std::string> targets;
+    if (line != nullptr) targets = assigned_names(line->text);
+    std::erase_if(targets, [](const std::string& name) { return name.empty() || name == "_"; });
+    const int first = nodes[begin].first_leaf;
+    const int last = nodes[end - 1].first_leaf + 1;
+    std::vector<int> leaving;
+    for (size_t n = begin; n < end; ++n) {
+      if (is_redistribution(nodes[n])) continue;
+      for (const int value : nodes[n].results) {
+        if (value >= 0 && leaves(value, first, last)) leaving.push_back(value);
+      }
+    }
+    for (size_t n = end; n-- > begin;) {
+      const Node& node = nodes[n];
       const auto used = std::count_if(node.results.begin(), node.results.end(),
                                       [](int value) { return value >= 0; });
-      const SourceLine* line = line_of(node);
+      if (is_redistribution(node)) {
+        if (node.results[0] >= 0) hint(node.results[0], redistribution_hint(node));
+        continue;
+      }
       for (const int value : node.results) {
         if (value < 0) continue;
-        if (node.kind == Node::Kind::kOp && is_redistribution(node.index)) {
-          hint(value, redistribution_hint(node));
-          continue;
-        }
-        // Read later by the same line?
-        const Node* reader = nullptr;
-        for (size_t m = n + 1; line != nullptr && reader == nullptr && m < nodes.size() &&
-                               same_line(line_of(nodes[m]), line);
-             ++m) {
-          for (const Use& use : nodes[m].uses) {
-            if (!use.has_path && !use.entity.is_module && use.entity.index == value) {
-              reader = &nodes[m];
-            }
-          }
-        }
         std::string text;
-        if (reader == nullptr) {
-          text = source_hint(scopes_, value, f_.call, used == 1);
-        } else if (reader->kind == Node::Kind::kOp && read_at_.at(value).size() == 1 &&
-                   reader->uses[0].entity.index == value && reader->results.size() == 1 &&
-                   kViews.contains(base_name(scopes_.op(reader->index).target))) {
-          const auto next = f_.variable_of.find(reader->results[0]);
-          if (next != f_.variable_of.end() && from_source_.contains(next->second)) {
-            text = f_.variables[at(next->second)].hint;
+        const auto place = std::find(leaving.begin(), leaving.end(), value);
+        const auto index = static_cast<size_t>(place - leaving.begin());
+        if (place != leaving.end()) {
+          if (node.kind == Node::Kind::kCall && used > 1) {
+            text = source_hint(scopes_, value, node.index);  // the order of results is ours
+          } else if (leaving.size() <= targets.size()) {
+            text = size_hint(node, line);
+            if (text.empty()) text = targets[index];
+          } else if (targets.size() == 1 && used == 1 && index + 1 == leaving.size()) {
+            text = targets[0];
           }
+        } else {
+          text = handed_on(nodes, n, end, value);
         }
         if (text.empty()) {
           hint(value, fallback(node, value));
-        } else {
-          hint(value, text);
-          const auto own = f_.variable_of.find(value);
-          if (own != f_.variable_of.end()) from_source_.insert(own->second);
+          continue;
         }
+        hint(value, text);
+        const auto own = f_.variable_of.find(value);
+        if (own != f_.variable_of.end()) from_source_.insert(own->second);
       }
     }
   }
 
-  /// By the operator; of a call by what its own source calls it, or by its class.
+  /// `batch, length = x.shape`: by the dim.
+  std::string size_hint(const Node& node, const SourceLine* line) const {
+    if (node.kind != Node::Kind::kOp || scopes_.op(node.index).target != "aten.sym_size.int")
+      return "";
+    const Argument* dim = scopes_.op(node.index).find("dim");
+    const std::vector<std::string> names = assigned_names(line->text);
+    const auto* number = dim == nullptr ? nullptr : std::get_if<int64_t>(&dim->value);
+    if (number == nullptr || *number < 0 || static_cast<size_t>(*number) >= names.size()) return "";
+    return names.size() > 1 ? names[static_cast<size_t>(*number)] : "";
+  }
+
+  /// Whether anything but statements [first, last) reads a value.
+  bool leaves(int value, int first, int last) const {
+    const auto found = read_at_.find(value);
+    return read_later_.contains(value) ||
+           (found != read_at_.end() &&
+            std::any_of(found->second.begin(), found->second.end(),
+                        [&](int leaf) { return leaf < first || leaf >= last; }));
+  }
+
+  /// The name of a view of the value that the same line makes, when that is all the line does with
+  /// it.
+  std::string handed_on(const std::vector<Node>& nodes, size_t n, size_t end, int value) const {
+    const auto readers = read_at_.find(value);
+    if (readers == read_at_.end() || readers->second.size() != 1) return "";
+    for (size_t m = n + 1; m < end; ++m) {
+      const Node& reader = nodes[m];
+      if (reader.first_leaf != readers->second[0]) continue;
+      if (reader.kind != Node::Kind::kOp || !is_view(scopes_.op(reader.index)) ||
+          reader.results.size() != 1 || reader.results[0] < 0 ||
+          reader.uses[0].entity.index != value) {
+        return "";
+      }
+      const auto next = f_.variable_of.find(reader.results[0]);
+      return next != f_.variable_of.end() && from_source_.contains(next->second)
+                 ? f_.variables[at(next->second)].hint
+                 : "";
+    }
+    return "";
+  }
+
+  /// By the operator, or what it is a view of; of a call by what its own source calls it, or by its
+  /// class.
   std::string fallback(const Node& node, int value) const {
     if (node.kind == Node::Kind::kCall) {
       const Call& inner = scopes_.calls[at(node.index)];
-      const std::string own = source_hint(scopes_, value, node.index, true);
+      const std::string own = source_hint(scopes_, value, node.index);
       if (!own.empty()) return own;
       if (!inner.segment) {
         Frame frame;
         frame.class_name = scopes_.modules[at(inner.module)].class_name;
         return last_word(frame.short_class());
       }
+    } else if (is_view(scopes_.op(node.index)) && !node.uses.empty() && !node.uses[0].has_path &&
+               node.uses[0].variable < 0 && !f_.element_of.contains(node.uses[0].entity.index)) {
+      return "=" + std::to_string(node.uses[0].entity.index);
     }
     return operator_fallback(value);
   }
@@ -712,7 +808,9 @@ class BodyBuilder {
     return operator_hint(scopes_, made.producer.index, made.output_index);
   }
 
-  bool is_redistribution(int op) const { return scopes_.program->redistributions.contains(op); }
+  bool is_redistribution(const Node& node) const {
+    return node.kind == Node::Kind::kOp && scopes_.program->redistributions.contains(node.index);
+  }
 
   std::string redistribution_hint(const Node& node) const {
     const Use& source = node.uses[0];
@@ -732,10 +830,6 @@ class BodyBuilder {
                        ? node.index
                        : scopes_.order[at(scopes_.calls[at(node.index)].begin)];
     return source_line(scopes_.graph(), scopes_.op(op), call_.frame);
-  }
-
-  static bool same_line(const SourceLine* a, const SourceLine* b) {
-    return a != nullptr && b != nullptr && a->line == b->line && a->file == b->file;
   }
 
   void hint_loop(const Loop& loop) {
@@ -779,22 +873,23 @@ class BodyBuilder {
   }
 
  public:
+  static const Element* element(const Function& f, int value) {
+    if (value < 0) return nullptr;
+    if (const auto found = f.element_of.find(value); found != f.element_of.end()) {
+      return &found->second;
+    }
+    const auto found = f.also_element_of.find(value);
+    return found == f.also_element_of.end() ? nullptr : &found->second;
+  }
+
   /// How many of the values from i on are exactly the elements of one list; 0 for none.
   static size_t list_run(const Function& f, const std::vector<int>& values, size_t i) {
-    const auto element = [&](int value) -> const Element* {
-      if (value < 0) return nullptr;
-      if (const auto found = f.element_of.find(value); found != f.element_of.end()) {
-        return &found->second;
-      }
-      const auto found = f.also_element_of.find(value);
-      return found == f.also_element_of.end() ? nullptr : &found->second;
-    };
-    const Element* first = element(values[i]);
+    const Element* first = element(f, values[i]);
     if (first == nullptr || first->index != 0) return 0;
     const auto size = static_cast<size_t>(f.variables[at(first->list)].size);
     if (i + size > values.size()) return 0;
     for (size_t n = 1; n < size; ++n) {
-      const Element* other = element(values[i + n]);
+      const Element* other = element(f, values[i + n]);
       if (other == nullptr || other->list != first->list || other->index != static_cast<int>(n)) {
         return 0;
       }
@@ -813,6 +908,7 @@ class BodyBuilder {
   std::unordered_map<int, std::pair<int, int>> made_;  ///< Value -> statement, result.
   std::unordered_map<int, std::vector<int>> read_at_;  ///< Value -> statements.
   std::set<int> read_later_;  ///< Of a loop's first iteration: read by the next, or after the loop.
+  std::set<int> collected_;   ///< Of a loop's first iteration: gathered in a list.
   std::set<int> from_source_;  ///< Variables that the user's source names.
   std::set<int> needed_;       ///< Values, as the first iteration makes them, that anybody reads.
 };
@@ -838,7 +934,7 @@ class Lives {
     for (std::vector<int>& loop : loops_) loop.push_back(variable);
   }
   void read(int value) {
-    if (value >= 0) touch(f_.variable_for(value));
+    if (value >= 0) touch(f_.place_of(value).variable);
   }
 
  private:
@@ -852,7 +948,7 @@ class Lives {
       touch(use.variable);
     } else if (!use.has_path) {
       touch(use.entity.is_module ? f_.variable_of_module.at(use.entity.index)
-                                 : f_.variable_for(use.entity.index));
+                                 : f_.place_of(use.entity.index, use.inside).variable);
     }
   }
 
@@ -886,12 +982,12 @@ class Lives {
       walk(node.children);
       ++clock_;
       for (const Loop::Collected& each : loop.collected) {
-        touch(f_.variable_of.at(each.value));
+        touch(f_.place_of(each.value, true).variable);
         touch(each.variable);
       }
       for (const Loop::Carried& each : loop.carried) {
         touch(each.variable);
-        if (each.separate) touch(f_.variable_of.at(each.value));
+        if (each.separate) touch(f_.place_of(each.value, true).variable);
       }
       for (const Loop::Iterable& each : loop.iterables) touch(each.variable);
       // What was there before the loop is needed in every iteration.
@@ -1001,7 +1097,7 @@ void Bodies::name(Function& f) {
     if (variable.defined < 0 || !variable.name.empty()) continue;
     std::string hint = variable.hint;
     if (hint.starts_with("=")) {  // after another value
-      hint = f.variables[at(f.variable_for(std::stoi(hint.substr(1))))].name;
+      hint = f.variables[at(f.place_of(std::stoi(hint.substr(1)), true).variable)].name;
       while (!hint.empty() && hint.back() >= '0' && hint.back() <= '9') hint.pop_back();
       while (hint.size() > 1 && hint.back() == '_') hint.pop_back();
     }
@@ -1044,7 +1140,7 @@ void Bodies::pass_names(const Function& f, const std::vector<Node>& nodes) {
       } else if (use.entity.is_module) {
         hint = f.variables[at(f.variable_of_module.at(use.entity.index))].name;
       } else {
-        const int variable = f.variable_for(use.entity.index);
+        const int variable = f.place_of(use.entity.index, use.inside).variable;
         hint = f.variables[at(variable)].name;
         if (f.variables[at(variable)].size > 0) hint = singular(hint, hint);
       }
@@ -1087,7 +1183,7 @@ std::string Bodies::path_text(const std::string& self, int module,
   return text;
 }
 
-std::string Bodies::value_text(const Function& f, int value) const {
+std::string Bodies::value_text(const Function& f, int value, bool inside) const {
   const int owner = scopes_.owner[at(value)];
   if (owner >= 0 && !f.variable_of.contains(value)) {
     std::vector<std::string> path;
@@ -1100,17 +1196,9 @@ std::string Bodies::value_text(const Function& f, int value) const {
     path.push_back(scopes_.attribute[at(value)]);
     return path_text("self", base, path);
   }
-  int current = value;
-  while (true) {
-    if (const auto element = f.element_of.find(current); element != f.element_of.end()) {
-      return f.variables[at(element->second.list)].name + "[" +
-             std::to_string(element->second.index) + "]";
-    }
-    const auto next = f.canonical.find(current);
-    if (next == f.canonical.end()) break;
-    current = next->second;
-  }
-  return f.variables[at(f.variable_for(value))].name;
+  const Function::Place place = f.place_of(value, inside);
+  const std::string& name = f.variables[at(place.variable)].name;
+  return place.index < 0 ? name : name + "[" + std::to_string(place.index) + "]";
 }
 
 std::string Bodies::text(const Function& f, const Use& use) const {
@@ -1122,7 +1210,7 @@ std::string Bodies::text(const Function& f, const Use& use) const {
   if (use.entity.is_module) {
     return f.variables[at(f.variable_of_module.at(use.entity.index))].name;
   }
-  return value_text(f, use.entity.index);
+  return value_text(f, use.entity.index, use.inside);
 }
 
 /// Text for values, where those that fill a list are that list, starred.
@@ -1135,7 +1223,7 @@ std::vector<std::string> Bodies::run_text(const Function& f, const std::vector<i
       ++i;
       continue;
     }
-    texts.push_back("*" + f.variables[at(f.element_of.at(values[i]).list)].name);
+    texts.push_back("*" + f.variables[at(BodyBuilder::element(f, values[i])->list)].name);
     i += length;
   }
   return texts;
@@ -1187,30 +1275,37 @@ void Bodies::print(python::Writer& writer, int class_index, int method, int inde
 
 void Bodies::print_nodes(python::Writer& writer, const Function& f, const std::vector<Node>& nodes,
                          int indent) {
-  for (const Node& node : nodes) {
+  for (size_t i = 0; i < nodes.size();) {
+    const Node& node = nodes[i];
     switch (node.kind) {
       case Node::Kind::kOp:
-        print_op(writer, f, node, indent);
+        print_op(writer, f, nodes, i, indent);
         break;
       case Node::Kind::kCall:
         print_call(writer, f, node, indent);
+        ++i;
         break;
       case Node::Kind::kBlock:
         print_block(writer, f, node, indent);
+        ++i;
         break;
       case Node::Kind::kLoop:
         print_loop(writer, f, node, indent);
+        ++i;
         break;
     }
   }
 }
 
-void Bodies::print_source(python::Writer& writer, const Function& f, const Node& node, int indent) {
-  const Call& call = scopes_.calls[at(f.call)];
+const SourceLine* Bodies::source_of(const Function& f, const Node& node) const {
   const int op = node.kind == Node::Kind::kOp
                      ? node.index
                      : scopes_.order[at(scopes_.calls[at(node.index)].begin)];
-  const SourceLine* line = source_line(scopes_.graph(), scopes_.op(op), call.frame);
+  return source_line(scopes_.graph(), scopes_.op(op), scopes_.calls[at(f.call)].frame);
+}
+
+void Bodies::print_source(python::Writer& writer, const Function& f, const Node& node, int indent) {
+  const SourceLine* line = source_of(f, node);
   if (line == nullptr || line->text.empty()) return;
   if (last_source_ != nullptr && last_source_->file == line->file &&
       last_source_->line == line->line) {
@@ -1239,28 +1334,12 @@ std::string Bodies::number_text(const Function& f, int op, int argument, int ele
   return literal;
 }
 
-void Bodies::print_op(python::Writer& writer, const Function& f, const Node& node, int indent) {
-  const Operator& op = scopes_.op(node.index);
-  const Program& program = *scopes_.program;
-  const auto found = program.redistributions.find(node.index);
-  if (found == program.redistributions.end()) {
-    print_source(writer, f, node, indent);
-  } else {
-    std::string comment = found->second.reason;
-    if (found->second.bytes_forward > 0) {
-      comment += "; " + format_bytes(found->second.bytes_forward);
-    }
-    if (found->second.bytes_backward > 0) {
-      comment += "; " + format_bytes(found->second.bytes_backward) + " backward";
-    }
-    writer.comment(indent, comment);
-  }
-  if (at(node.index) < program.calls.size() && !program.calls[at(node.index)].note.empty()) {
-    writer.comment(indent, program.calls[at(node.index)].note);
-  }
+/// `first` stands for the first argument, where it is an expression and no name.
+Speller::Result Bodies::spell(const Function& f, const Node& node, const std::string* first) {
   const std::vector<Operand>& operands = scopes_.operands[at(node.index)];
   Context context;
   context.operand = [&](int argument, int element) {
+    if (first != nullptr && argument == 0) return *first;
     for (size_t i = 0; i < operands.size(); ++i) {
       if (operands[i].argument == argument && operands[i].element == element) {
         return text(f, node.uses[i]);
@@ -1283,27 +1362,74 @@ void Bodies::print_op(python::Writer& writer, const Function& f, const Node& nod
     if (length != values.size() || length == 0) return std::nullopt;
     return f.variables[at(f.element_of.at(values[0]).list)].name;
   };
-  const Speller::Result result = speller_.spell(scopes_, node.index, context);
-  const bool any =
-      std::any_of(node.results.begin(), node.results.end(), [](int value) { return value >= 0; });
-  if (result.statement || !any) return writer.statement(indent, result.text);
-  const auto name = [&](int value) {
-    return value < 0 ? "_" : f.variables[at(f.variable_of.at(value))].name;
-  };
-  if (node.results.size() == 1) {
-    const std::string element = op.output_is_list ? "[0]" : "";
-    if (&node == last_) return writer.statement(indent, "return " + result.text + element);
-    return writer.statement(indent, name(node.results[0]) + " = " + result.text + element);
-  }
-  for (const int value : node.results) {
-    if (value >= 0 && !f.variable_of.contains(value)) {  // all of them are elements of a list
-      return writer.statement(
-          indent, f.variables[at(f.element_of.at(value).list)].name + " = " + result.text);
-    }
-  }
+  return speller_.spell(scopes_, node.index, context);
+}
+
+/// "x = text", "a, _ = text", "return text"
+std::string Bodies::assigned(const Function& f, const Node& node, const std::string& text) const {
+  const std::string whole =
+      scopes_.op(node.index).output_is_list && node.results.size() == 1 ? text + "[0]" : text;
+  if (&node == last_) return "return " + whole;
   std::vector<std::string> names;
-  for (const int value : node.results) names.push_back(name(value));
-  writer.statement(indent, join(names, ", ") + " = " + result.text);
+  bool any = false;
+  for (const int value : node.results) {
+    const auto own = f.variable_of.find(value);
+    if (value >= 0 && own == f.variable_of.end()) {  // all of them are elements of a list
+      return f.variables[at(f.element_of.at(value).list)].name + " = " + text;
+    }
+    any |= value >= 0;
+    names.push_back(value < 0 ? "_" : f.variables[at(own->second)].name);
+  }
+  return any ? join(names, ", ") + " = " + whole : text;
+}
+
+/// Prints nodes[next] and what can follow it in one line: `x = F.linear(x, w).view(2, -1)`.
+void Bodies::print_op(python::Writer& writer, const Function& f, const std::vector<Node>& nodes,
+                      size_t& next, int indent) {
+  const Program& program = *scopes_.program;
+  const auto note = [&](const Node& node) {
+    return at(node.index) < program.calls.size() ? program.calls[at(node.index)].note : "";
+  };
+  const Node* node = &nodes[next++];
+  const auto found = program.redistributions.find(node->index);
+  const SourceLine* line = nullptr;
+  if (found == program.redistributions.end()) {
+    print_source(writer, f, *node, indent);
+    line = source_of(f, *node);
+  } else {
+    std::string comment = found->second.reason;
+    if (found->second.bytes_forward > 0) {
+      comment += "; " + format_bytes(found->second.bytes_forward);
+    }
+    if (found->second.bytes_backward > 0) {
+      comment += "; " + format_bytes(found->second.bytes_backward) + " backward";
+    }
+    writer.comment(indent, comment);
+  }
+  if (!note(*node).empty()) writer.comment(indent, note(*node));
+  Speller::Result result = spell(f, *node, nullptr);
+  while (next < nodes.size() && result.primary && !result.statement && line != nullptr) {
+    const Node& reader = nodes[next];
+    if (reader.kind != Node::Kind::kOp || node->results.size() != 1 ||
+        !f.read_once.contains(node->results[0]) || program.redistributions.contains(reader.index) ||
+        !note(reader).empty() || reader.uses.empty() || reader.uses[0].has_path ||
+        reader.uses[0].variable >= 0 || reader.uses[0].entity.index != node->results[0] ||
+        scopes_.operands[at(reader.index)][0].argument != 0 ||
+        std::holds_alternative<TensorList>(scopes_.op(reader.index).args[0].value) ||
+        scopes_.op(node->index).output_is_list || !same_line(source_of(f, reader), line)) {
+      break;
+    }
+    const Speller::Result longer = spell(f, reader, &result.text);
+    if (!longer.takes_primary || longer.statement ||
+        !python::Writer::fits(indent, assigned(f, reader, longer.text))) {
+      break;
+    }
+    node = &reader;
+    ++next;
+    result = longer;
+  }
+  if (result.statement) return writer.statement(indent, result.text);
+  writer.statement(indent, assigned(f, *node, result.text));
 }
 
 void Bodies::print_call(python::Writer& writer, const Function& f, const Node& node, int indent) {
@@ -1389,12 +1515,12 @@ void Bodies::print_loop(python::Writer& writer, const Function& f, const Node& n
   print_nodes(writer, f, node.children, indent + 4);
   for (const Loop::Collected& each : loop.collected) {
     writer.statement(indent + 4, f.variables[at(each.variable)].name + ".append(" +
-                                     f.variables[at(f.variable_of.at(each.value))].name + ")");
+                                     value_text(f, each.value, true) + ")");
   }
   for (const Loop::Carried& each : loop.carried) {
     if (!each.separate) continue;
-    writer.statement(indent + 4, f.variables[at(each.variable)].name + " = " +
-                                     f.variables[at(f.variable_of.at(each.value))].name);
+    writer.statement(indent + 4,
+                     f.variables[at(each.variable)].name + " = " + value_text(f, each.value, true));
   }
 }
 

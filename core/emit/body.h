@@ -16,9 +16,10 @@ struct Use {
   Entity entity;  ///< A value or a module …
   bool has_path = false;
   std::vector<std::string> path;  ///< … or what this path from `self` leads to.
-  int variable = -1;  ///< In a loop: the variable that stands for it, or for the start of
-                      ///< `path` …
-  int module = -1;    ///< … which is then this module.
+  /// In a loop: the variable that stands for it, or for the start of `path` …
+  int variable = -1;
+  int module = -1;      ///< … which is then this module.
+  bool inside = false;  ///< Within the loop that makes the value, where it is no list's element.
 };
 
 /// A repeated stretch: `for layer in self.layers:`.
@@ -98,8 +99,14 @@ struct Function {
   std::unordered_map<int, Element> element_of;       ///< Values without a variable of their own …
   std::unordered_map<int, Element> also_element_of;  ///< … and with one.
 
-  /// The variable to read for a value: its own, or the list's that holds it.
-  int variable_for(int value) const;
+  std::set<int> read_once;  ///< Values that one statement reads, once, and nothing else.
+
+  /// The variable to read for a value: its own, or the list that holds it and where (else -1).
+  struct Place {
+    int variable = -1;
+    int index = -1;
+  };
+  Place place_of(int value, bool inside = false) const;
 };
 
 /// A name at the entry of the root's function.
@@ -137,14 +144,18 @@ class Bodies {
   void pass_names(const Function& f, const std::vector<Node>& nodes);
   void print_nodes(python::Writer& writer, const Function& f, const std::vector<Node>& nodes,
                    int indent);
-  void print_op(python::Writer& writer, const Function& f, const Node& node, int indent);
+  void print_op(python::Writer& writer, const Function& f, const std::vector<Node>& nodes,
+                size_t& next, int indent);
+  Speller::Result spell(const Function& f, const Node& node, const std::string* first);
+  std::string assigned(const Function& f, const Node& node, const std::string& text) const;
   void print_call(python::Writer& writer, const Function& f, const Node& node, int indent);
   void print_loop(python::Writer& writer, const Function& f, const Node& node, int indent);
   void print_block(python::Writer& writer, const Function& f, const Node& node, int indent);
   void print_source(python::Writer& writer, const Function& f, const Node& node, int indent);
+  const SourceLine* source_of(const Function& f, const Node& node) const;
   const Node* returned(const Function& f) const;
   std::string text(const Function& f, const Use& use) const;
-  std::string value_text(const Function& f, int value) const;
+  std::string value_text(const Function& f, int value, bool inside = false) const;
   std::vector<std::string> run_text(const Function& f, const std::vector<int>& values) const;
   std::string number_text(const Function& f, int op, int argument, int element,
                           const std::string& literal) const;

@@ -92,7 +92,7 @@ class Merger {
     key += '\n';
     // Bodies first: numbers of the bodies come before those of the parameters.
     std::vector<std::pair<std::string, int>> methods;  // key with numbers -> first call
-    std::vector<int> outer;
+    std::vector<Segment> outer;
     std::swap(outer, segments_);
     for (const int c : module(id).calls) {
       const size_t first = classes_.numbers[at(id)].size();
@@ -107,8 +107,11 @@ class Merger {
                                      [&](const auto& method) { return method.first == full; });
       if (same != methods.end()) {  // the module is called again, alike
         classes_.method_of[at(c)] = classes_.method_of[at(same->second)];
-        const std::vector<int>& before = bodies_[at(id)][at(classes_.method_of[at(c)])].segments;
-        for (size_t i = 0; i < segments_.size(); ++i) twins_.emplace_back(segments_[i], before[i]);
+        const std::vector<Segment>& before =
+            bodies_[at(id)][at(classes_.method_of[at(c)])].segments;
+        for (size_t i = 0; i < segments_.size(); ++i) {
+          twins_.emplace_back(segments_[i].call, before[i].call);
+        }
         classes_.numbers[at(id)].resize(first);
         hints_[at(id)].resize(first);
         continue;
@@ -121,6 +124,13 @@ class Merger {
       key += '\n';
     }
     std::swap(outer, segments_);
+    // Which stretches share a function is part of the class.
+    std::map<std::string_view, size_t> alike;
+    for (const Body& body : bodies_[at(id)]) {
+      for (const Segment& segment : body.segments) {
+        put(key, static_cast<int64_t>(alike.emplace(segment.key, alike.size()).first->second));
+      }
+    }
     describe(id, id, key);
     for (const Tie& tie : classes_.ties[at(id)]) {
       key += "tie " + path_from(id, tie.source) + " " + path_from(id, tie.target) + "\n";
@@ -188,14 +198,11 @@ class Merger {
       key += '/';
       for (const int axis : rest->second.reduce_axes) put(key, axis);
     }
-    if (value.kind == ValueKind::kConstant) {
-      const auto contents = graph_.constants.find(value.fqn);
-      if (contents != graph_.constants.end()) {
-        for (const Extent& extent : value.shape) put(key, extent.value);
-        key += contents->second;
-        key += '\n';
-        return;
-      }
+    if (is_literal(graph_, value)) {
+      for (const Extent& extent : value.shape) put(key, extent.value);
+      key += graph_.constants.at(value.fqn);
+      key += '\n';
+      return;
     }
     classes_.slot_numbers[at(index)] = static_cast<int>(classes_.numbers[at(base)].size());
     const std::string& holder = module(scopes_.owner[at(index)]).name;
@@ -285,10 +292,15 @@ class Merger {
     key += "\ncall ";
     if (callee.recompute >= 0) region_key(graph_.regions[at(callee.recompute)], key);
     if (callee.segment) {
-      segments_.push_back(inner);
-      key += "segment<";
-      key += body_key(inner);
-      key += '>';
+      const size_t place = segments_.size();
+      segments_.push_back({inner, ""});
+      const size_t first = classes_.numbers[at(callee.module)].size();
+      std::string body = body_key(inner);
+      key += "segment<" + body + ">";
+      for (size_t i = first; i < classes_.numbers[at(callee.module)].size(); ++i) {
+        body += " " + number_text(classes_.numbers[at(callee.module)][i]);
+      }
+      segments_[place].key = std::move(body);
     } else {
       const int nested = class_of(callee.module);
       // A module of a class that is still open calls itself in a roundabout way.
@@ -332,8 +344,20 @@ class Merger {
     classes_.op_numbers[at(index)] = static_cast<int>(classes_.numbers[at(owner)].size());
     const Operator& op = scopes_.op(index);
     for (const Hole& hole : holes_of(op)) {
-      number(owner, hole.number, op.args[at(hole.argument)].name);
+      number(owner, hole.number, number_hint(op, hole.argument));
     }
+  }
+
+  /// What a number is called as a constructor's argument.
+  static std::string number_hint(const Operator& op, int argument) {
+    static const std::map<std::string_view, std::string> kOther = {
+        {"mul", "scale"},   {"add", "offset"},      {"sub", "offset"},   {"rsub", "minuend"},
+        {"div", "divisor"}, {"pow", "exponent"},    {"gt", "threshold"}, {"ge", "threshold"},
+        {"lt", "limit"},    {"le", "limit"},        {"eq", "index"},     {"ne", "index"},
+        {"mul_", "scale"},  {"remainder", "modulo"}};
+    const std::string& name = op.args[at(argument)].name;
+    const auto found = kOther.find(base_name(op.target));
+    return found != kOther.end() && (name == "other" || name == "exponent") ? found->second : name;
   }
 
   /// Members in the order in which the program calls them; their methods.
@@ -357,19 +381,29 @@ class Merger {
             {forwards == 0 ? "forward" : "forward_" + std::to_string(forwards), body.call, {}});
         ++forwards;
       }
+      // Equal stretches are one function; the first member tells which are.
+      std::map<std::string, int> by_key;
+      std::vector<int> method_of_segment;
       for (const Body& body : bodies) {
-        for (const int segment : body.segments) {
-          each.methods.push_back(
-              {segments == 0 ? "_recompute" : "_recompute_" + std::to_string(segments),
-               segment,
-               {}});
-          ++segments;
+        for (const Segment& segment : body.segments) {
+          const auto [found, fresh] =
+              by_key.emplace(segment.key, static_cast<int>(each.methods.size()));
+          if (fresh) {
+            each.methods.push_back(
+                {segments == 0 ? "_recompute" : "_recompute_" + std::to_string(segments),
+                 segment.call,
+                 {}});
+            ++segments;
+          }
+          method_of_segment.push_back(found->second);
         }
       }
       for (const int member : each.members) {
-        int next = forwards;
+        size_t next = 0;
         for (const Body& body : bodies_[at(member)]) {
-          for (const int segment : body.segments) classes_.method_of[at(segment)] = next++;
+          for (const Segment& segment : body.segments) {
+            classes_.method_of[at(segment.call)] = method_of_segment[next++];
+          }
         }
       }
     }
@@ -512,9 +546,13 @@ class Merger {
     }
   }
 
+  struct Segment {
+    int call = -1;
+    std::string key;  ///< Its body's, with numbers.
+  };
   struct Body {
     int call = -1;
-    std::vector<int> segments;
+    std::vector<Segment> segments;
   };
 
   const Scopes& scopes_;
@@ -523,7 +561,7 @@ class Merger {
   std::vector<State> state_;
   std::vector<std::vector<Body>> bodies_;        ///< Of each module.
   std::vector<std::vector<std::string>> hints_;  ///< Of each module's numbers.
-  std::vector<int> segments_;                    ///< Met while keying one body.
+  std::vector<Segment> segments_;                ///< Met while keying one body.
   std::vector<std::pair<int, int>> twins_;
   std::map<int, std::vector<int>> children_;  ///< Class modules that a class module builds.
   std::unordered_map<std::string, int> by_key_;

@@ -251,6 +251,13 @@ class File {
 
   std::vector<RootInput> root_inputs() {
     std::vector<RootInput> names;
+    const std::set<std::string> needed = reserved_names();
+    for (const ForwardParameter& each : graph_.forward) {
+      if (needed.contains(each.name)) {
+        throw UnsupportedError(graph_.module_class + ".forward: its parameter " + each.name +
+                               " has a name that generated code needs itself; rename it");
+      }
+    }
     if (graph_.forward.empty()) {  // an archive without the user's signature
       for (const ValueId input : graph_.inputs) {
         if (!input.valid()) continue;
@@ -445,7 +452,7 @@ class File {
       source = own == ties.end() ? "None" : path_of(owner, own->source);
       comment = own == ties.end() ? "" : "tied";
       if (own != ties.end()) placed_.insert(value);
-    } else if (each.kind == ValueKind::kConstant && graph_.constants.contains(each.fqn)) {
+    } else if (is_literal(graph_, each)) {
       source = literal_text(each);
     } else {
       source = slot_source(class_index, value, &comment);
@@ -500,7 +507,9 @@ class File {
     const std::vector<int>& children = module(holder).children;
     const std::string& list = module(holder).name;
     const bool named = python::is_identifier(list);
-    const std::string variable = named ? singular(list, "module") : "module";
+    // Within another such loop, the base is that loop's variable.
+    std::string variable = named ? singular(list, "module") : "module";
+    while (variable == base.substr(0, base.find_first_of(".[("))) variable += "_";
     const auto inside = [&](int child, const std::string& name, int deep) {
       std::vector<Line> result;
       if (!module(child).is_class) declare(class_index, owner, name, child, deep, result);
@@ -516,7 +525,7 @@ class File {
              inside(children[j], variable, indent + 4) == first) {
         ++j;
       }
-      if (j - i < 2 || base.find(variable + " ") != std::string::npos) {
+      if (j - i < 2) {
         const std::vector<Line> own =
             inside(children[i], member_text(base, holder, module(children[i]).name), indent);
         lines.insert(lines.end(), own.begin(), own.end());

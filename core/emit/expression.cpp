@@ -267,9 +267,11 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
       at(op_index) < program_.calls.size() ? program_.calls[at(op_index)] : kPlain;
   if (const auto found = program_.redistributions.find(op_index);
       found != program_.redistributions.end()) {
-    return {"rt.redistribute(" + argument(op, 0, context) + ", MESH, forward=" +
-                steps(found->second.forward) + ", backward=" + steps(found->second.backward) + ")",
-            false};
+    Result moved;
+    moved.text = "rt.redistribute(" + argument(op, 0, context) +
+                 ", MESH, forward=" + steps(found->second.forward) +
+                 ", backward=" + steps(found->second.backward) + ")";
+    return moved;
   }
 
   std::vector<std::string> arguments;
@@ -284,10 +286,10 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
       const Argument& each = op.args[i];
       if (plain && is_dropped(each)) continue;
       // Flags and types read better with their name; what follows a keyword is one, too.
-      keyword |=
-          each.keyword ||
-          (plain && i > first &&
-           (std::holds_alternative<bool>(each.value) || std::holds_alternative<DType>(each.value)));
+      keyword |= each.keyword || (plain && i > first &&
+                                  (std::holds_alternative<bool>(each.value) ||
+                                   std::holds_alternative<DType>(each.value) ||
+                                   (first == 0 && each.name == "dim")));
       arguments.push_back((keyword ? each.name + "=" : "") +
                           argument(op, static_cast<int>(i), context));
     }
@@ -298,7 +300,10 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
         info.callee.empty() ? import_name(leaf->module, leaf->qualname) : info.callee;
     positional_and_keywords(0, false);
     add_keywords();
-    return {callee + "(" + join(arguments, ", ") + ")", false};
+    Result called;
+    called.text = callee + "(" + join(arguments, ", ") + ")";
+    called.primary = true;
+    return called;
   }
   if (op.target.starts_with("higher_order") ||
       op.target.find("higher_order") != std::string::npos) {
@@ -312,6 +317,11 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
   }
   Spelling spelling = spelling_of(op.target, op.torch_fn, present);
   Result result;
+  const SpellingStyle style = spelling.style;
+  result.primary = style == SpellingStyle::kCall || style == SpellingStyle::kMethod ||
+                   style == SpellingStyle::kIndex || style == SpellingStyle::kRaw;
+  result.takes_primary = style == SpellingStyle::kMethod || style == SpellingStyle::kInfix ||
+                         style == SpellingStyle::kIndex;
   const auto infix = [&](const std::string& left, const std::string& right) {
     if (spelling.name == "**") {
       if (left.starts_with("-")) return "torch.pow(" + left + ", " + right + ")";
@@ -358,6 +368,9 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
       }
       break;
     }
+    case SpellingStyle::kAlias:
+      result.text = argument(op, 0, context) + "[...]";
+      break;
     case SpellingStyle::kShape:
       result.text = argument(op, 0, context) + ".shape[" + argument(op, 1, context) + "]";
       break;
@@ -375,6 +388,10 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
         break;
       }
       if (spelling.listed) {
+        // Without running statistics, a norm takes the batch's in evaluation, too.
+        const Argument* statistics = op.find("running_mean");
+        const bool always =
+            statistics != nullptr && std::holds_alternative<std::monostate>(statistics->value);
         bool keyword = false;
         for (const SpelledArgument& each : spelling.arguments) {
           if (!each.constant.empty()) {
@@ -391,7 +408,11 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
           const ArgValue& content = op.args[i].value;
           if (each.form == ArgumentForm::kReduction && std::get_if<int64_t>(&content) != nullptr) {
             text = reduction_name(std::get<int64_t>(content));
-          } else if (each.form == ArgumentForm::kTraining && graph.eval_mode == "flags") {
+          } else if (each.form == ArgumentForm::kSpread) {
+            text = argument(op, static_cast<int>(i), context);
+            text = text.starts_with("[") ? text.substr(1, text.size() - 2) : "*" + text;
+          } else if (each.form == ArgumentForm::kTraining && graph.eval_mode == "flags" &&
+                     !always) {
             text = argument(op, static_cast<int>(i), context);
             if (text == "True") {
               text = "self.training";
@@ -446,6 +467,7 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
   if (info.divide_result != 1) {
     if (compound) result.text = "(" + result.text + ")";
     result.text += " / " + std::to_string(info.divide_result);
+    result.primary = false;
   }
   return result;
 }

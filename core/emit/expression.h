@@ -24,7 +24,9 @@ class Speller {
 
   struct Result {
     std::string text;
-    bool statement = false;  ///< An assignment already: nothing may go before it.
+    bool statement = false;      ///< An assignment already: nothing may go before it.
+    bool primary = false;        ///< A method call may follow it.
+    bool takes_primary = false;  ///< Its first argument may be any primary expression.
   };
   /// Flat Python for the operator; redistributions included. Raises UnsupportedError, naming
   /// operator, file and line, for what cannot be printed.

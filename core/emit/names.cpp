@@ -131,48 +131,39 @@ std::string operator_hint(const Scopes& scopes, int index, int output) {
   return safe_name(name);
 }
 
-std::string source_hint(const Scopes& scopes, int value, int call, bool alone) {
-  const Value& made = scopes.value(value);
-  if (!made.producer.valid()) return "";
-  const Operator& op = scopes.op(made.producer.index);
-  // From the call where the name is wanted down to the one that made the value.
-  std::vector<int> frames;
-  const int maker = scopes.call_of[at(made.producer.index)];
-  for (int c = maker; c >= 0; c = scopes.calls[at(c)].parent) {
-    frames.push_back(scopes.calls[at(c)].frame);
-    if (c == call) break;
-  }
-  std::reverse(frames.begin(), frames.end());
-  for (size_t i = 0; i < frames.size(); ++i) {
-    const SourceLine* line = source_line(scopes.graph(), op, frames[i]);
-    if (line == nullptr) continue;
-    const std::vector<std::string> names = assigned_names(line->text);
-    const auto real = std::count_if(names.begin(), names.end(), [](const std::string& name) {
-      return !name.empty() && name != "_";
-    });
-    if (names.empty()) continue;
-    const bool innermost = i + 1 == frames.size();
-    if (innermost && names.size() == op.outputs.size() && names.size() > 1) {
-      const std::string& name = names[at(made.output_index)];
-      if (!name.empty() && name != "_") return safe_name(name);
-    } else if (innermost && op.target == "aten.sym_size.int" && names.size() > 1) {
-      const Argument* dim = op.find("dim");
-      const auto* number = dim == nullptr ? nullptr : std::get_if<int64_t>(&dim->value);
-      if (number != nullptr && *number >= 0 && static_cast<size_t>(*number) < names.size()) {
-        const std::string& name = names[static_cast<size_t>(*number)];
-        if (!name.empty() && name != "_") return safe_name(name);
-      }
-    } else if (real == 1 && (innermost ? op.outputs.size() == 1 : alone)) {
-      for (const std::string& name : names) {
-        if (!name.empty() && name != "_") return safe_name(name);
-      }
-    } else if (real == 1 && innermost && op.outputs.size() > 1) {
-      for (const std::string& name : names) {
-        if (!name.empty() && name != "_") {
-          return safe_name(name + "_" + std::to_string(made.output_index));
-        }
-      }
+bool is_view(const Operator& op) {
+  static constexpr auto kViews = std::to_array<std::string_view>(
+      {"view",      "reshape", "transpose", "permute", "contiguous", "unsqueeze",   "squeeze",
+       "expand",    "flatten", "to",        "repeat",  "unflatten",  "t",           "type_as",
+       "expand_as", "view_as", "alias",     "clone",   "detach",     "broadcast_to"});
+  return op.target.starts_with("aten.") &&
+         std::find(kViews.begin(), kViews.end(), base_name(op.target)) != kViews.end();
+}
+
+std::string source_hint(const Scopes& scopes, int value, int call) {
+  for (int steps = 0; steps < 8; ++steps) {
+    const Value& made = scopes.value(value);
+    if (!made.producer.valid()) return "";
+    const Operator& op = scopes.op(made.producer.index);
+    // From the call where the name is wanted down to the one that made the value.
+    std::vector<int> frames;
+    int c = scopes.call_of[at(made.producer.index)];
+    for (; c >= 0 && c != call; c = scopes.calls[at(c)].parent) {
+      frames.push_back(scopes.calls[at(c)].frame);
     }
+    if (c < 0) return "";
+    frames.push_back(scopes.calls[at(call)].frame);
+    std::reverse(frames.begin(), frames.end());
+    for (const int frame : frames) {
+      const SourceLine* line = source_line(scopes.graph(), op, frame);
+      if (line == nullptr) continue;
+      std::vector<std::string> names = assigned_names(line->text);
+      std::erase_if(names, [](const std::string& name) { return name.empty() || name == "_"; });
+      if (names.size() == 1) return safe_name(names[0]);
+    }
+    const std::vector<Operand>& operands = scopes.operands[at(made.producer.index)];
+    if (!is_view(op) || operands.empty()) return "";
+    value = operands[0].value;
   }
   return "";
 }

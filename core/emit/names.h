@@ -15,10 +15,12 @@ std::vector<std::string> assigned_names(std::string_view line);
 /// What a value is called where the source does not tell: by its operator.
 std::string operator_hint(const Scopes& scopes, int op, int output);
 
-/// A name for a value by the source line that made it, as seen in `call` (or in the calls below
-/// it);
-/// "" where there is none. `alone`: it is the one result of a call.
-std::string source_hint(const Scopes& scopes, int value, int call, bool alone);
+/// A name for a value by the source line that made it, as seen in `call` and in the calls below it;
+/// "" where there is none.
+std::string source_hint(const Scopes& scopes, int value, int call);
+
+/// Whether the operator hands on its first argument in another shape or type.
+bool is_view(const Operator& op);
 
 /// "layers" -> "layer"; `fallback` where the name is no plural.
 std::string singular(const std::string& name, const std::string& fallback);

@@ -183,11 +183,16 @@ std::string number(double value) {
                        .ptr;
   std::string text(buffer, end);
   if (fixed && text.find('.') == std::string::npos) text += ".0";
+  if (const size_t plus = text.find('+'); plus != std::string::npos) text.erase(plus, 1);
   return text;
 }
 
 std::string tuple(const std::vector<std::string>& items) {
   return "(" + join(items, ", ") + (items.size() == 1 ? ",)" : ")");
+}
+
+bool Writer::fits(int indent, std::string_view text) {
+  return static_cast<size_t>(indent) + columns(text) <= kWidth;
 }
 
 void Writer::line(int indent, std::string_view text) {
@@ -237,20 +242,22 @@ void Writer::docstring(int indent, std::string_view text) {
     safe += c;
   }
   const size_t width = kWidth - static_cast<size_t>(indent);
-  if (columns(safe) + 6 <= width) return line(indent, "\"\"\"" + safe + "\"\"\"");
-  std::string current = "\"\"\"";
+  std::vector<std::string> rows = {"\"\"\""};
   bool first = true;
   for (const std::string& word : split(safe, ' ')) {
-    if (!first && columns(current) + 1 + columns(word) > width) {
-      line(indent, current);
-      current.clear();
+    if (!first && columns(rows.back()) + 1 + columns(word) > width) {
+      rows.emplace_back();
       first = true;
     }
-    if (!first) current += ' ';
-    current += word;
+    if (!first) rows.back() += ' ';
+    rows.back() += word;
     first = false;
   }
-  line(indent, current);
+  if (rows.size() == 2 && columns(rows[0]) + columns(rows[1]) + 4 <= width) {
+    rows = {rows[0] + " " + rows[1]};
+  }
+  if (rows.size() == 1) return line(indent, rows[0] + "\"\"\"");
+  for (const std::string& row : rows) line(indent, row);
   line(indent, "\"\"\"");
 }
 
@@ -261,7 +268,8 @@ void Writer::bracketed(int indent, std::string_view head, std::string_view body,
   const int inner = indent + 4;
   line(indent, head);
   std::vector<std::string_view> parts = elements(body);
-  const size_t loop = parts.size() == 1 ? find_top(body, " for ") : std::string_view::npos;
+  size_t loop = find_top(body, " for ");
+  if (find_top(body, ",") < loop) loop = std::string_view::npos;
   if (loop != std::string_view::npos) {  // a comprehension
     if (!atom && static_cast<size_t>(inner) + columns(body) <= kWidth) {
       line(inner, body);
@@ -329,7 +337,12 @@ void Writer::logical(int indent, std::string_view text, std::string_view suffix)
   if (splittable && fits(columns(text.substr(0, equal + 3 + bracket.open + 1)))) {
     return expression(indent, text, "");
   }
-  if (fits(columns(target) + 4) || find_top(target, ",") == std::string_view::npos) {
+  const bool single = find_top(target, ",") == std::string_view::npos;
+  // Brackets that do not make it fit are not put.
+  if (single && !splittable && !has_top_operator(value) && !fits(4 + columns(value))) {
+    return line(indent, text);
+  }
+  if (fits(columns(target) + 4) || single) {
     line(indent, std::string(target) + " = (");
     expression(indent + 4, value, "");
     return line(indent, ")");

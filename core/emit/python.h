@@ -35,6 +35,9 @@ class Writer {
   /// A docstring of one paragraph, folded.
   void docstring(int indent, std::string_view text);
 
+  /// Whether a statement needs one line only.
+  static bool fits(int indent, std::string_view text);
+
   const std::string& text() const { return text_; }
   void append(const Writer& other) { text_ += other.text_; }
   /// Whether code (not comments, nor docstrings) contains the word followed by a dot or bracket.

@@ -103,7 +103,7 @@ class Builder {
         if (value.kind != kind) continue;
         by_fqn.emplace(value.fqn, static_cast<int>(i));
         // A literal whose contents are known is placed where it is used.
-        if (kind == ValueKind::kConstant && graph_.constants.contains(value.fqn)) continue;
+        if (kind == ValueKind::kConstant && is_literal(graph_, value)) continue;
         hold(static_cast<int>(i), value.fqn);
       }
     }
@@ -202,6 +202,7 @@ class Builder {
     scopes_.cloned.assign(graph_.operators.size(), 0);
     for (size_t i = 0; i < graph_.operators.size(); ++i) {
       const Operator& op = graph_.operators[i];
+      if (base_name(op.target) == "broadcast_tensors") alias_broadcast(op, static_cast<int>(i));
       if (op.outputs.size() != 1 || !op.outputs[0].valid() || op.args.empty()) continue;
       const auto* source = std::get_if<ValueId>(&op.args[0].value);
       if (source == nullptr || !source->valid()) continue;
@@ -263,6 +264,22 @@ class Builder {
         if (literal) silent_.insert(index);
       }
     }
+  }
+
+  /// broadcast_tensors where nothing is to broadcast, as every loss calls it.
+  void alias_broadcast(const Operator& op, int index) {
+    const auto* sources = op.args.empty() ? nullptr : std::get_if<TensorList>(&op.args[0].value);
+    if (sources == nullptr || sources->size() != op.outputs.size()) return;
+    for (size_t j = 0; j < sources->size(); ++j) {
+      if (!(*sources)[j].valid() || !op.outputs[j].valid() ||
+          graph_.value((*sources)[j]).shape != graph_.value(op.outputs[j]).shape) {
+        return;
+      }
+    }
+    for (size_t j = 0; j < sources->size(); ++j) {
+      alias_[at(op.outputs[j].index)] = (*sources)[j].index;
+    }
+    silent_.insert(index);
   }
 
   int base(int value) const {
@@ -760,6 +777,22 @@ class Builder {
 };
 
 }  // namespace
+
+bool is_literal(const Graph& graph, const Value& value) {
+  constexpr int64_t kLongest = 64;
+  return value.kind == ValueKind::kConstant && value.num_elements() <= kLongest &&
+         graph.constants.contains(value.fqn);
+}
+
+bool Scopes::reaches(int call, int module) const {
+  const Call& from = calls[at(call)];
+  if (!encloses(from.module, module)) return false;
+  if (!from.segment) return true;
+  for (int m = module; m != from.module; m = modules[at(m)].parent) {
+    if (modules[at(modules[at(m)].parent)].is_list) return false;
+  }
+  return true;
+}
 
 int Scopes::produced_at(int index) const {
   const OpId producer = value(index).producer;

@@ -69,11 +69,8 @@ struct Operand {
   int value = -1;   ///< After aliases.
 };
 
-/// Where each small tensor literal went.
-struct Literal {
-  int value = -1;    ///< The kConstant.
-  std::string name;  ///< Attribute of its module.
-};
+/// Whether a tensor constant prints as a literal: it is small and its contents are known.
+bool is_literal(const Graph& graph, const Value& value);
 
 /// The program as a tree of calls over a tree of modules.
 struct Scopes {
@@ -101,10 +98,9 @@ struct Scopes {
     const Module& m = modules[static_cast<size_t>(module)];
     return a.enter <= m.enter && m.leave <= a.leave;
   }
-  /// Whether `call`'s body can name what `module` holds by a path from `self`.
-  bool reaches(int call, int module) const {
-    return encloses(calls[static_cast<size_t>(call)].module, module);
-  }
+  /// Whether `call`'s body names what `module` holds by a path from `self`. A recomputed stretch is
+  /// given what lies in a list, so that one serves all elements.
+  bool reaches(int call, int module) const;
   /// Position of the value's producer, -1 for what no printed operator writes.
   int produced_at(int value) const;
   /// Of a group of ties the member that `call` can best name; the value itself without ties.

@@ -18,7 +18,7 @@ struct Row {
 ///   weight            by position        padding_idx=      by this keyword
 ///   training=train    renamed            size=size!None    left out when it prints "None"
 ///   reduction=:reduction                 converted (see ArgumentForm)
-///   mode='"nearest"   a constant         -cudnn_enable     dropped
+///   mode='"nearest"   a constant         -cudnn_enable     dropped           *tensors   spread out
 /// A call that has an argument which its row lacks prints raw.
 constexpr auto kCalls = std::to_array<Row>({
     {"embedding",
@@ -168,8 +168,10 @@ constexpr auto kCalls = std::to_array<Row>({
     {"split.Tensor", "self.split(split_size, dim=!0)"},
     {"split.sizes", "self.split(split_size, dim=!0)"},
     {"split_with_sizes", "self.split(split_sizes, dim=!0)"},
-    {"alias", "self.view_as(self)"},
     {"lift_fresh_copy", "self.clone()"},
+    {"broadcast_tensors", "torch.broadcast_tensors(*tensors)"},
+    {"block_diag", "torch.block_diag(*tensors)"},
+    {"cartesian_prod", "torch.cartesian_prod(*tensors)"},
     {"_weight_norm", "torch._weight_norm(v, g, dim)"},
     {"numpy_T", "self.T"},
     {"mT", "self.mT"},
@@ -277,8 +279,8 @@ constexpr std::string_view kFunctions =
     "abs absolute acos acosh adaptive_max_pool1d add addbmm addcdiv addcmul addmm addmv addr "
     "affine_grid_generator all allclose amax amin aminmax angle any arange argmax argmin argsort "
     "argwhere as_strided asin asinh atan atan2 atanh baddbmm bartlett_window bernoulli bincount "
-    "bitwise_left_shift bitwise_not bitwise_right_shift blackman_window block_diag bmm "
-    "broadcast_tensors broadcast_to bucketize cat cdist ceil celu channel_shuffle chunk clamp "
+    "bitwise_left_shift bitwise_not bitwise_right_shift blackman_window bmm "
+    "broadcast_to bucketize cat cdist ceil celu channel_shuffle chunk clamp "
     "clamp_max clamp_min clip clone column_stack combinations complex concat concatenate conj "
     "conj_physical constant_pad_nd conv_tbc copysign corrcoef cos cosh count_nonzero cov cross "
     "cummax "
@@ -342,6 +344,7 @@ Names names(std::string_view text) {
 SpelledArgument parse_argument(std::string_view text) {
   SpelledArgument argument;
   if (text.starts_with("-")) return {text.substr(1), {}, {}, {}, ArgumentForm::kPlain};
+  if (text.starts_with("*")) return {text.substr(1), {}, {}, {}, ArgumentForm::kSpread};
   const size_t equal = text.find('=');
   std::string_view source = text;
   if (equal != std::string_view::npos) {
@@ -481,6 +484,7 @@ Spelling spelling_of(std::string_view target, std::string_view torch_fn,
   if (indexed.contains(base) && full != "select.Dimname") {
     return simple(SpellingStyle::kIndex, std::string(base));
   }
+  if (base == "alias") return simple(SpellingStyle::kAlias, "...");
   if (full == "sym_size.int") return simple(SpellingStyle::kShape, "shape");
   if (base == "rsub" && arguments.size() == 2) return simple(SpellingStyle::kReflected, "-");
   if (base == "neg") return simple(SpellingStyle::kPrefix, "-");

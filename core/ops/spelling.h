@@ -11,6 +11,7 @@ namespace nnscaler {
 enum class ArgumentForm : uint8_t {
   kPlain,
   kReduction,  ///< 0, 1, 2 -> "none", "mean", "sum"
+  kSpread,     ///< a list of tensors as single arguments
   kTraining,   ///< True follows the module's mode where the graph's flags do
 };
 
@@ -31,6 +32,7 @@ enum class SpellingStyle : uint8_t {
   kReflected,  ///< other name self
   kPrefix,     ///< name self
   kIndex,      ///< self[...], or an assignment to it
+  kAlias,      ///< self[...]
   kShape,      ///< self.shape[dim]
   kRaw,        ///< torch.ops.aten.name.overload(arguments): always right, never pretty
 };
