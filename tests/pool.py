@@ -12,6 +12,7 @@ anew, as the other ranks may be in a collective for ever.
 
 import atexit
 import faulthandler
+import importlib
 import importlib.util
 import inspect
 import multiprocessing
@@ -204,16 +205,19 @@ def _serve(
 
 def _module(name: str, file: str):
     """The module that a function is in, imported from its file."""
-    if name not in sys.modules:
-        folder = str(Path(file).parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        spec = importlib.util.spec_from_file_location(name, file)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    if name in sys.modules:
+        return sys.modules[name]
+    if "." in name:  # In a package, which is on the path.
+        return importlib.import_module(name)
+    folder = str(Path(file).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
