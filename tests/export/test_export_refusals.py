@@ -242,6 +242,16 @@ def test_random_numbers_of_python(do, name, tmp_path):
     assert torch.equal(states[2], torch.get_rng_state())
 
 
+def draws_and_fails(s, x):
+    return x * random.random() + s.nothing
+
+
+def test_random_numbers_come_back_after_a_failure(tmp_path):
+    state = random.getstate()
+    refused(tmp_path, Does(draws_and_fails), (torch.ones(4, 8),))
+    assert random.getstate() == state
+
+
 def sets_state(s, x):
     s.cache = s.l(x)
     s.do_count = getattr(s, "do_count", 0) + 1

@@ -142,18 +142,22 @@ def _refuse_hooks(module: nn.Module) -> None:
 @contextlib.contextmanager
 def _same_random_numbers(module: nn.Module) -> Iterator[None]:
     """Refuses forwards that draw random numbers in Python: what is drawn would be fixed for good."""
-    before = random.getstate()
     numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[]):
-        yield
-    drawn = "random" if random.getstate() != before else ""
-    random.setstate(before)
-    if numpy:
-        now = numpy.random.get_state()
-        if now[2] != state[2] or not (now[1] == state[1]).all():
-            drawn = "numpy.random"
-        numpy.random.set_state(state)
+    before = random.getstate()
+    numpy_before = numpy.random.get_state() if numpy else None
+    drawn = ""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        if random.getstate() != before:
+            drawn = "random"
+            random.setstate(before)
+        if numpy:
+            now = numpy.random.get_state()
+            if now[2] != numpy_before[2] or (now[1] != numpy_before[1]).any():
+                drawn = "numpy.random"
+                numpy.random.set_state(numpy_before)
     if drawn:
         raise InputError(
             f"{forward_of(module)}: {type(module).__name__}.forward draws from Python's {drawn}, and the numbers drawn "
