@@ -513,7 +513,8 @@ void ProblemBuilder::build() {
         (num_uses == 0 && value.kind != ValueKind::kParameter))
       continue;
     // What is computed once at start-up is whole, and its parts are cut at start-up too.
-    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)]) continue;
+    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)])
+      continue;
     const int shape = shape_class(id);
     const bool produced = value.kind == ValueKind::kIntermediate && value.producer.valid();
     const int producer_port =
@@ -542,9 +543,15 @@ void ProblemBuilder::build() {
       ports.push_back(classes[static_cast<size_t>(class_of[static_cast<size_t>(use.op)])]
                           .input_ports[static_cast<size_t>(use.operand)]);
     }
+    // What is written in place is read where it lies: no copy stands between.
+    const bool in_place =
+        (produced && prepared_.pinned[static_cast<size_t>(value.producer.index)]) ||
+        std::any_of(uses[v].begin(), uses[v].end(),
+                    [&](const Use& use) { return prepared_.pinned[static_cast<size_t>(use.op)]; });
     const bool choosable =
-        produced || value.kind == ValueKind::kParameter ||
-        (value.kind == ValueKind::kInput && value.requires_grad && !options_.inference);
+        !in_place &&
+        (produced || value.kind == ValueKind::kParameter ||
+         (value.kind == ValueKind::kInput && value.requires_grad && !options_.inference));
     std::vector<Layout> layouts =
         choosable ? value_layouts(id, ports) : std::vector<Layout>{whole()};
     CostMatrix costs{1, static_cast<int>(layouts.size()), std::vector<Cost>(layouts.size(), 0)};
