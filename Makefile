@@ -72,6 +72,7 @@ tsan: setup  ## C++ tests under the thread sanitizer
 
 fuzz: setup  ## fuzz the four readers for a minute each (clang)
 	@cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j $(JOBS)
-	@for f in build/fuzz/tests/*_fuzz; do echo $$f; $$f -max_total_time=60 -timeout=10 -rss_limit_mb=2048 || exit 1; done
+	@NNSCALER_FUZZ_CORPUS=build/fuzz/corpus build/fuzz/tests/fuzz_tests --gtest_brief=1
+	@for f in build/fuzz/tests/*_fuzz; do echo $$f; $$f build/fuzz/corpus/$$(basename $$f) -max_total_time=60 -timeout=10 -rss_limit_mb=2048 || exit 1; done
 
 .PHONY: help setup demo build test quick golden bench format lint debug tsan fuzz

@@ -491,9 +491,8 @@ Plan plan_from_json(const std::string& text, const std::string& file, const Prep
       partition.fail(fmt::format("is not a partition that \"{}\" allows on the mesh {}",
                                  rule.annotation, options.mesh.to_string()));
     }
-    if ((prepared.pinned[i] || prepared.hoisted[i]) && choice != Choice(choice.size())) {
-      partition.fail(prepared.pinned[i] ? "takes part in an in-place write, so it is replicated"
-                                        : "is computed once at the start, so it is replicated");
+    if (prepared.pinned[i] && choice != Choice(choice.size())) {
+      partition.fail("takes part in an in-place write, so it is replicated");
     }
     plan.choices.push_back(std::move(choice));
     plan.operator_ps.push_back(row["ps"].integer());

@@ -11,8 +11,6 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/cost/embedded.h"
-#include "tests/fuzz/cluster_fuzz.cpp"
-#include "tests/fuzz/mutate.h"
 #include "tests/golden.h"
 
 namespace nnscaler {
@@ -266,16 +264,6 @@ TEST(Cluster, Roofline) {
   EXPECT_EQ(compute_ps(cluster, 1e9, 0, DType::kFloat8E4M3FN), 501'000'000);
   EXPECT_EQ(compute_ps(cluster, 1e9, 0, DType::kFloat16), 2'001'000'000);
   EXPECT_EQ(compute_ps(cluster, 1e9, 0, DType::kComplex128), 2'001'000'000);
-}
-
-TEST(Cluster, MutatedFilesGiveAnErrorOrACluster) {
-  std::vector<std::string> seeds;
-  for (const auto& file : embedded_devices()) seeds.push_back(file.second);
-  for (const std::string& text :
-       split(read_file(std::string(NNSCALER_TESTS_DIR) + "/cost/cluster/files.txt"), '=')) {
-    if (text.size() > 1) seeds.push_back(text.substr(0, text.find("----")));
-  }
-  run_mutations(seeds, fuzz_cluster);
 }
 
 }  // namespace

@@ -7,8 +7,6 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "tests/fuzz/constraints_fuzz.cpp"
-#include "tests/fuzz/mutate.h"
 #include "tests/golden.h"
 
 namespace nnscaler {
@@ -227,20 +225,6 @@ TEST(Constraints, Recompute) {
     }
     return output;
   });
-}
-
-TEST(Constraints, MutatedFilesGiveErrorsOrRules) {
-  std::vector<std::string> seeds;
-  const std::string text =
-      read_file(std::string(NNSCALER_TESTS_DIR) + "/plan/constraints/read.txt");
-  for (size_t begin = 0; begin != std::string::npos;) {
-    const size_t end = text.find("----\n", begin);
-    seeds.push_back(text.substr(begin, end - begin));
-    const size_t next = text.find("====\n", begin);
-    begin = next == std::string::npos ? next : next + 5;
-  }
-  ASSERT_GE(seeds.size(), 20u);
-  run_mutations(seeds, fuzz_constraints);
 }
 
 }  // namespace
