@@ -1,6 +1,8 @@
 #include "core/ops/alias.h"
 
 #include <algorithm>
+#include <complex>
+#include <initializer_list>
 #include <map>
 #include <numeric>
 
@@ -17,19 +19,64 @@ size_t slot(int i) { return static_cast<size_t>(i); }
 /// "aten.add_.Tensor" -> "aten.add.Tensor", if the table has it; "" for what is not in place or has
 /// no twin.
 std::string functional_twin(const std::string& target) {
-  if (!target.starts_with("aten.")) return "";
+  if (!is_in_place(target)) return "";
   const size_t dot = target.find('.', 5);
   std::string name = target.substr(5, dot - 5);
-  const std::string overload = dot == std::string::npos ? "" : target.substr(dot);
-  if (name.starts_with("__i") && name.ends_with("__")) {
+  if (name.starts_with("__i")) {
     name = "__" + name.substr(3);
-  } else if (name.ends_with('_') && !name.starts_with('_')) {
-    name.pop_back();
   } else {
-    return "";
+    name.pop_back();
   }
-  const std::string twin = "aten." + name + overload;
+  if (name == "copy") return "";  // aten.copy has no gradient.
+  const std::string twin = "aten." + name + target.substr(std::min(dot, target.size()));
   return find_target(twin) ? twin : "";
+}
+
+/// 0 truth values, 1 integers, 2 floating point, 3 complex.
+int category(DType dtype) {
+  if (dtype == DType::kBool) return 0;
+  if (dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128)
+    return 3;
+  return is_differentiable(dtype) ? 2 : 1;
+}
+
+/// Whether the twin's result has the type of the tensor that is written: without it, operands are
+/// promoted, and comparisons give truth values.
+bool twin_keeps_type(const Graph& graph, const Operator& op) {
+  const std::vector<ValueId> inputs = op.tensor_inputs();
+  const Value& self = graph.value(inputs[0]);
+  const std::string_view name = base_name(op.target);
+  const auto is_any = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  if (is_any({"fill_", "zero_", "masked_fill_", "masked_scatter_", "index_put_", "index_fill_",
+              "index_add_", "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_"})) {
+    return true;
+  }
+  const bool gives_truth = is_any({"eq_", "ne_", "lt_", "le_", "gt_", "ge_", "logical_and_",
+                                   "logical_or_", "logical_xor_", "logical_not_"});
+  if (gives_truth) return self.dtype == DType::kBool;
+  for (const Argument& argument : op.args) {
+    if (std::holds_alternative<double>(argument.value) && category(self.dtype) < 2) return false;
+    if (std::holds_alternative<std::complex<double>>(argument.value) && category(self.dtype) < 3)
+      return false;
+    if (std::holds_alternative<int64_t>(argument.value) && self.dtype == DType::kBool) return false;
+  }
+  return std::all_of(inputs.begin() + 1, inputs.end(), [&](ValueId id) {
+    const Value& other = graph.value(id);
+    const bool weaker = other.shape.empty() && category(other.dtype) <= category(self.dtype);
+    return other.is_symbol || other.dtype == self.dtype || weaker;
+  });
+}
+
+/// Written where no gradient is recorded: the tensor keeps its history, and a twin would lose it.
+bool hides_from_gradient(const Graph& graph, const Operator& op) {
+  if (!graph.value(op.tensor_inputs()[0]).requires_grad) return false;
+  for (int region = op.region; region >= 0; region = graph.regions[slot(region)].parent) {
+    const Region& r = graph.regions[slot(region)];
+    if (r.kind == RegionKind::kGradMode) return !r.enabled;
+  }
+  return false;
 }
 
 /// Whether the outputs may share memory with inputs.
@@ -64,8 +111,9 @@ std::vector<ValueId> written_by(const Graph& graph, const Operator& op) {
 /// Sets of values that may share memory.
 class Families {
  public:
-  explicit Families(const Graph& graph) : parent_(graph.values.size()) {
+  explicit Families(const Graph& graph) : parent_(graph.values.size()), same_(parent_.size()) {
     std::iota(parent_.begin(), parent_.end(), 0);
+    std::iota(same_.begin(), same_.end(), 0);
     for (const Operator& op : graph.operators) {
       const bool in_place = is_in_place(op.target);
       if (!in_place && !may_alias(graph, op)) continue;
@@ -74,7 +122,10 @@ class Families {
                        op.target.starts_with("aten.meshgrid");
       for (size_t k = 0; k < (all ? inputs.size() : std::min<size_t>(1, inputs.size())); ++k) {
         for (const ValueId output : op.outputs) {
-          if (output.valid() && !graph.value(output).is_symbol) join(output.index, inputs[k].index);
+          if (!output.valid() || graph.value(output).is_symbol) continue;
+          join(output.index, inputs[k].index);
+          const bool same = in_place && graph.value(output).shape == graph.value(inputs[k]).shape;
+          if (same) same_[slot(output.index)] = same_[slot(inputs[k].index)];
         }
       }
     }
@@ -84,6 +135,8 @@ class Families {
     while (parent_[slot(value)] != value) value = parent_[slot(value)];
     return value;
   }
+  /// Whether both are names of one tensor, as the result of an in-place operator and its operand.
+  bool same(int a, int b) const { return same_[slot(a)] == same_[slot(b)]; }
 
  private:
   void join(int a, int b) {
@@ -91,6 +144,7 @@ class Families {
     if (a != b) parent_[slot(std::max(a, b))] = std::min(a, b);
   }
   std::vector<int> parent_;
+  std::vector<int> same_;
 };
 
 /// One place where an operator reads or makes a member of a family.
@@ -152,12 +206,13 @@ AliasInfo analyse_aliases(const Graph& graph) {
     const bool simple = !outside[slot(root)] && std::ranges::all_of(list, [&](int writer) {
       const Operator& op = graph.operators[slot(writer)];
       if (functional_twin(op.target).empty() || op.outputs.size() != 1 || !op.outputs[0].valid() ||
-          writes[slot(writer)].size() != 1) {
+          writes[slot(writer)].size() != 1 || !twin_keeps_type(graph, op) ||
+          hides_from_gradient(graph, op)) {
         return false;
       }
       const int self = writes[slot(writer)][0].index;
       return std::ranges::none_of(family, [&](const Touch& other) {
-        const bool old = other.value != self && made_before(other.value, writer);
+        const bool old = !families.same(other.value, self) && made_before(other.value, writer);
         return old && ((other.op > writer && !other.makes) || leaves[slot(other.value)]);
       });
     });

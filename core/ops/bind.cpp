@@ -322,6 +322,7 @@ void Binder::settle_saved() {
     for (int i = 0; i < num_inputs(); ++i) rule.saved_inputs.push_back(i);
     return;
   }
+  if (rule.fused) return;
   each_part(entry->saved, ' ', [&](std::string_view item) {
     if (item.starts_with("result")) {
       const int o = item.size() > 6 ? item[6] - '0' : 0;
@@ -662,10 +663,8 @@ class AnnotationBinder {
       }
       if (progress) continue;
       const auto& [dim, extent, operand] = open.front();
-      fail(fmt::format(
-          "the parts of {} in {} cannot be told from {}; name an integer argument after "
-          "one, or let one stand alone elsewhere",
-          group_text(*dim), operand->where, text(*extent)));
+      fail(fmt::format("the parts of {} in {} cannot be told from {} alone", group_text(*dim),
+                       operand->where, text(*extent)));
     }
   }
 

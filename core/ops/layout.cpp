@@ -75,8 +75,7 @@ Mesh parse_mesh(const std::string& text) {
     axis.name = strip(std::string_view(part).substr(0, equals));
     const std::string size = strip(std::string_view(part).substr(equals + 1));
     if (!is_identifier(axis.name)) throw fail("\"" + axis.name + "\" is no name for an axis");
-    if (!names.insert(axis.name).second)
-      throw fail("the axis " + axis.name + " stands there twice");
+    if (!names.insert(axis.name).second) throw fail("it has the axis " + axis.name + " twice");
     const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), axis.size);
     if (error != std::errc() || end != size.data() + size.size() || axis.size < 1)
       throw fail("the size of " + axis.name + " is \"" + size + "\", not a number from 1 on");

@@ -233,7 +233,13 @@ BoundRule bind_leaf(const Graph& graph, const Operator& op, const LeafFunction& 
     }
     return binder.finish(leaf.signature);
   }
-  const Annotation annotation = parse_annotation(text);
+  const Annotation annotation = [&] {
+    try {
+      return parse_annotation(text);
+    } catch (const InputError& error) {
+      throw InputError(leaf.signature + ": " + error.what());
+    }
+  }();
   Binder binder(graph, op, nullptr);
   const std::vector<int> annotated = annotated_arguments(binder, annotation, leaf.signature);
   bind_annotation(binder, annotation, annotated, leaf.signature);
@@ -327,9 +333,15 @@ std::vector<std::string> signatures_of(const Graph& graph, const Operator& op) {
   if (row && !row->signatures.empty()) return called(*row, op);
   std::vector<std::string> names = {unknown_signature(op)};
   if (op.target.starts_with("aten.")) {
-    const std::string name = own_name(op.target.substr(5));
-    names.push_back("torch." + name);
-    names.push_back("torch.Tensor." + name);
+    const std::string target = op.target.substr(5), name = own_name(target);
+    for (const char* module : {"linalg", "special", "fft"}) {
+      const std::string prefix = std::string(module) + "_";
+      if (target.starts_with(prefix))
+        names.push_back(fmt::format(
+            "torch.{}.{}", module, target.substr(prefix.size(), target.find('.') - prefix.size())));
+    }
+    for (const char* place : {"torch.", "torch.Tensor.", "torch.nn.functional."})
+      names.push_back(place + name);
   }
   return names;
 }

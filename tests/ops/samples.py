@@ -64,7 +64,7 @@ def N(*shape):
     return Tensor(shape, grad=False)
 
 
-def I(high, *shape):
+def J(high, *shape):  # integers below `high`
     return Tensor(shape, "int", high)
 
 
@@ -78,7 +78,9 @@ def C(*shape):
 
 def expand(text: str) -> list[str]:
     """ "a{b,c}{,d}" -> ab, abd, ac, acd"""
-    parts = [p[1:-1].split(",") if p.startswith("{") else [p] for p in re.split(r"(\{[^}]*\})", text)]
+    parts = [
+        p[1:-1].split(",") if p.startswith("{") else [p] for p in re.split(r"(\{[^}]*\})", text)
+    ]
     return ["".join(choice) for choice in itertools.product(*parts)]
 
 
@@ -101,7 +103,10 @@ S(
     "leaky_relu,gelu,silu,mish,hardtanh,hardswish,hardsigmoid}_",
     T(4, 6),
 )
-S("{softplus,softshrink,hardshrink,log_sigmoid,angle,i0,positive,conj_physical,conj,resolve_conj,resolve_neg}", T(4, 6))
+S(
+    "{softplus,softshrink,hardshrink,log_sigmoid,angle,i0,positive,conj_physical,conj,resolve_conj,resolve_neg}",
+    T(4, 6),
+)
 S("special_{erf,i0,i1,erfcx,log_ndtr,exp2,expm1,expit}", T(4, 6))
 S("special_{log1p,ndtri,entr,logit}", P(4, 6))
 S(
@@ -111,7 +116,7 @@ S(
 S("acosh arccosh", Tensor((4, 6), "large"))
 S("{asinh,arcsinh,atanh,arctanh}_", Tensor((4, 6), "positive", grad=False))
 S("{acosh,arccosh}_", Tensor((4, 6), "large", grad=False))
-S("bitwise_not{,_}", I(9, 4, 6))
+S("bitwise_not{,_}", J(9, 4, 6))
 S("logical_not{,_}", B(4, 6))
 S("{isnan,isinf,isfinite,isposinf,isneginf,signbit,isreal}", T(4, 6))
 S("round{,_}.decimals", T(4, 6), decimals=2)
@@ -143,7 +148,7 @@ S("{div,divide}{,_}.Tensor_mode", T(4, 6), P(4, 6), rounding_mode="floor")
 S("{div,divide}{,_}.Scalar_mode", T(4, 6), 2.0, rounding_mode="trunc")
 S("rsub.Tensor", T(4, 6), T(4, 1))
 S("rsub.Scalar", T(4, 6), 1.0)
-S("floor_divide floor_divide_.Tensor", N(4, 6), I(9, 4, 6))
+S("floor_divide floor_divide_.Tensor", N(4, 6), J(9, 4, 6))
 S("floor_divide{,_}.Scalar", N(4, 6), 2.0)
 S("pow.Tensor_Tensor pow_.Tensor float_power.Tensor_Tensor", P(4, 6), T(4, 1))
 S("pow.Tensor_Tensor", P(4, 6), P(4, 6))
@@ -152,22 +157,42 @@ S("pow.Scalar float_power.Scalar", 2.0, T(4, 6))
 S("{remainder,fmod}{,_}.Tensor", T(4, 6), P(6))
 S("{remainder,fmod}{,_}.Scalar", T(4, 6), 0.7)
 S("remainder.Scalar_Tensor", 3.0, N(4, 6))
-S("{max,min}.other {maximum,minimum,fmax,fmin,atan2,arctan2,hypot,logaddexp,logaddexp2}", T(4, 6), T(6))
+S(
+    "{max,min}.other {maximum,minimum,fmax,fmin,atan2,arctan2,hypot,logaddexp,logaddexp2}",
+    T(4, 6),
+    T(6),
+)
 S("heaviside nextafter", N(4, 6), N(4, 6))
 S("ldexp.Tensor copysign.Tensor xlogy.Tensor", T(4, 6), P(4, 6))
 S("copysign.Scalar", T(4, 6), -1.0)
 S("xlogy.Scalar_Other", P(4, 6), 0.5)
 S("xlogy.Scalar_Self", 0.5, P(4, 6))
 S("polar complex", P(4, 6), T(4, 6))
-S("{eq,ne,lt,le,gt,ge}.Tensor {not_equal,less,less_equal,greater,greater_equal}.Tensor isclose", T(4, 6), T(4, 6))
-S("{eq,ne,lt,le,gt,ge}.Scalar {not_equal,less,less_equal,greater,greater_equal}.Scalar", T(4, 6), 0.5)
+S(
+    "{eq,ne,lt,le,gt,ge}.Tensor {not_equal,less,less_equal,greater,greater_equal}.Tensor isclose",
+    T(4, 6),
+    T(4, 6),
+)
+S(
+    "{eq,ne,lt,le,gt,ge}.Scalar {not_equal,less,less_equal,greater,greater_equal}.Scalar",
+    T(4, 6),
+    0.5,
+)
 S("{eq,ne,lt,le,gt,ge}_.Tensor", T(4, 6), N(4, 6))
 S("{eq,ne,lt,le,gt,ge}_.Scalar", T(4, 6), 0.5)
 S("logical_{and,or,xor}{,_}", B(4, 6), B(6))
-S("bitwise_{and,or,xor}{,_}.Tensor __{and,or,xor,iand,ior,ixor}__.Tensor", I(8, 4, 6), I(8, 6))
-S("bitwise_{and,or,xor}{,_}.Scalar __{and,or,xor,iand,ior,ixor}__.Scalar", I(8, 4, 6), 5)
-S("bitwise_{left,right}_shift{,_}.Tensor __{lshift,rshift,ilshift,irshift}__.Tensor", I(8, 4, 6), I(3, 6))
-S("bitwise_{left,right}_shift{,_}.Tensor_Scalar __{lshift,rshift,ilshift,irshift}__.Scalar", I(8, 4, 6), 2)
+S("bitwise_{and,or,xor}{,_}.Tensor __{and,or,xor,iand,ior,ixor}__.Tensor", J(8, 4, 6), J(8, 6))
+S("bitwise_{and,or,xor}{,_}.Scalar __{and,or,xor,iand,ior,ixor}__.Scalar", J(8, 4, 6), 5)
+S(
+    "bitwise_{left,right}_shift{,_}.Tensor __{lshift,rshift,ilshift,irshift}__.Tensor",
+    J(8, 4, 6),
+    J(3, 6),
+)
+S(
+    "bitwise_{left,right}_shift{,_}.Tensor_Scalar __{lshift,rshift,ilshift,irshift}__.Scalar",
+    J(8, 4, 6),
+    2,
+)
 S("{clamp,clip}{,_}", T(4, 6), -0.5, 0.5)
 S("{clamp,clip}{,_}.Tensor", T(4, 6), N(6), N(4, 1))
 S("clamp_{min,max}{,_}", T(4, 6), 0.1)
@@ -237,8 +262,8 @@ S("sum.dim_IntList", T(4, 6, 2), [1])
 S("sum.dim_IntList", T(4, 6, 2), [0, -1], True)
 S("sum", B(4, 6))
 S("nansum", T(4, 6), [1])
-S("count_nonzero", I(2, 4, 6))
-S("count_nonzero.dim_IntList", I(2, 4, 6), [0])
+S("count_nonzero", J(2, 4, 6))
+S("count_nonzero.dim_IntList", J(2, 4, 6), [0])
 S("mean.dim", T(4, 6, 2), [1, 2])
 S("mean.dim", T(4, 6, 2), [-1], True)
 S("amax amin", N(4, 6), [1])
@@ -281,21 +306,43 @@ S("rms_norm", T(4, 2, 6), [6], T(6))
 S("_fused_rms_norm", T(4, 2, 6), [6], T(6), 1e-5)
 S("group_norm", T(4, 6, 2, 2), 2, T(6), T(6))
 S("group_norm", T(4, 6), 3)
-S("batch_norm", T(4, 6, 2), T(6), T(6), N(6), Tensor((6,), "positive", grad=False), True, 0.1, 1e-5, False)
-S("batch_norm", T(4, 6, 2), T(6), T(6), N(6), Tensor((6,), "positive", grad=False), False, 0.1, 1e-5, False)
+S(
+    "batch_norm",
+    T(4, 6, 2),
+    T(6),
+    T(6),
+    N(6),
+    Tensor((6,), "positive", grad=False),
+    True,
+    0.1,
+    1e-5,
+    False,
+)
+S(
+    "batch_norm",
+    T(4, 6, 2),
+    T(6),
+    T(6),
+    N(6),
+    Tensor((6,), "positive", grad=False),
+    False,
+    0.1,
+    1e-5,
+    False,
+)
 S("batch_norm", T(4, 6), None, None, None, None, True, 0.1, 1e-5, False)
 S("instance_norm", T(4, 6, 2), T(6), T(6), None, None, True, 0.1, 1e-5, False)
 S("_weight_norm", T(4, 6, 2), P(4, 1, 1))
 
 # losses
 for reduction in (0, 1, 2):
-    S("cross_entropy_loss", T(4, 6), I(6, 4), None, reduction, 2)
-    S("cross_entropy_loss", T(4, 6, 2), I(6, 4, 2), None, reduction)
-    S("cross_entropy_loss", T(6), I(6), None, reduction)
-    S("cross_entropy_loss", T(4, 6), I(6, 4), N(6), reduction, -100, 0.1)
+    S("cross_entropy_loss", T(4, 6), J(6, 4), None, reduction, 2)
+    S("cross_entropy_loss", T(4, 6, 2), J(6, 4, 2), None, reduction)
+    S("cross_entropy_loss", T(6), J(6), None, reduction)
+    S("cross_entropy_loss", T(4, 6), J(6, 4), N(6), reduction, -100, 0.1)
     S("cross_entropy_loss", T(4, 6), P(4, 6), None, reduction)
-    S("{nll_loss_nd,nll_loss}", T(4, 6), I(6, 4), N(6), reduction)
-    S("nll_loss2d", T(4, 6, 2, 2), I(6, 4, 2, 2), None, reduction)
+    S("{nll_loss_nd,nll_loss}", T(4, 6), J(6, 4), N(6), reduction)
+    S("nll_loss2d", T(4, 6, 2, 2), J(6, 4, 2, 2), None, reduction)
     S("{mse_loss,l1_loss,smooth_l1_loss,huber_loss}", T(4, 6), T(4, 6), reduction)
     S("soft_margin_loss", T(4, 6), N(4, 6), reduction)
     S("binary_cross_entropy", P(4, 6), Tensor((4, 6), "positive", grad=False), None, reduction)
@@ -304,23 +351,55 @@ for reduction in (0, 1, 2):
     S("poisson_nll_loss", T(4, 6), P(4, 6), True, False, 1e-8, reduction)
     S("hinge_embedding_loss", T(4, 6), N(4, 6), 1.0, reduction)
     S("margin_ranking_loss", T(4), T(4), N(4), 0.1, reduction)
-    S("cosine_embedding_loss", T(4, 6), T(4, 6), Tensor((4,), "positive", grad=False), 0.0, reduction)
+    S(
+        "cosine_embedding_loss",
+        T(4, 6),
+        T(4, 6),
+        Tensor((4,), "positive", grad=False),
+        0.0,
+        reduction,
+    )
     S("triplet_margin_loss", T(4, 6), T(4, 6), T(4, 6), 1.0, 2.0, 1e-6, False, reduction)
 
 # attention and embedding
 S("scaled_dot_product_attention", T(2, 4, 3, 6), T(2, 4, 6, 6), T(2, 4, 6, 6))
 S("scaled_dot_product_attention", T(2, 4, 6, 6), T(2, 4, 6, 6), T(2, 4, 6, 6), None, 0.0, True)
-S("scaled_dot_product_attention", T(2, 4, 6, 2), T(2, 2, 6, 2), T(2, 2, 6, 2), None, 0.0, True, enable_gqa=True)
-S("scaled_dot_product_attention", T(2, 4, 6, 2), T(2, 1, 6, 2), T(2, 1, 6, 2), None, 0.0, False, enable_gqa=True)
+S(
+    "scaled_dot_product_attention",
+    T(2, 4, 6, 2),
+    T(2, 2, 6, 2),
+    T(2, 2, 6, 2),
+    None,
+    0.0,
+    True,
+    enable_gqa=True,
+)
+S(
+    "scaled_dot_product_attention",
+    T(2, 4, 6, 2),
+    T(2, 1, 6, 2),
+    T(2, 1, 6, 2),
+    None,
+    0.0,
+    False,
+    enable_gqa=True,
+)
 S("scaled_dot_product_attention", T(2, 4, 3, 6), T(2, 4, 6, 6), T(2, 4, 6, 6), B(2, 1, 3, 6))
 S("scaled_dot_product_attention", T(2, 4, 3, 6), T(2, 4, 6, 6), T(2, 4, 6, 6), T(4, 3, 6))
-S("scaled_dot_product_attention", T(2, 4, 3, 6), T(2, 2, 6, 6), T(2, 2, 6, 6), T(4, 1, 6), enable_gqa=True)
+S(
+    "scaled_dot_product_attention",
+    T(2, 4, 3, 6),
+    T(2, 2, 6, 6),
+    T(2, 2, 6, 6),
+    T(4, 1, 6),
+    enable_gqa=True,
+)
 S("scaled_dot_product_attention", T(4, 3, 6), T(4, 6, 6), T(4, 6, 6))
 S("scaled_dot_product_attention", T(2, 4, 3, 6), T(2, 4, 6, 6), T(2, 4, 6, 6), None, 0.5)
-S("embedding", T(6, 4), I(6, 2, 3))
-S("embedding", T(6, 4), I(6, 2, 3), 1)
-S("embedding", T(6, 4), I(6, 2, 3), -1, True)
-S("embedding", T(6, 4), I(6, 2, 3), -1, False, True)
+S("embedding", T(6, 4), J(6, 2, 3))
+S("embedding", T(6, 4), J(6, 2, 3), 1)
+S("embedding", T(6, 4), J(6, 2, 3), -1, True)
+S("embedding", T(6, 4), J(6, 2, 3), -1, False, True)
 
 # shapes
 S("view _unsafe_view reshape", T(2, 4, 6), [2, 4, 2, 3])
@@ -393,35 +472,35 @@ S("view_as_real", C(4, 6))
 S("real imag", C(4, 6))
 
 # indexing
-S("gather", T(4, 6), 1, I(6, 4, 3))
-S("take_along_dim", T(4, 6), I(6, 4, 3), 1)
-S("gather", T(4, 6), 0, I(4, 2, 6))
-S("gather", T(4, 6), 1, I(6, 2, 3))
-S("index_select", T(4, 6, 2), 1, I(6, 3))
-S("index.Tensor", T(4, 6, 2), [I(4, 3)])
-S("index.Tensor", T(4, 6, 2), [None, I(6, 3, 2)])
-S("index.Tensor", T(4, 6, 2), [I(4, 3, 1), I(6, 2)])
-S("index.Tensor", T(4, 6, 2), [I(4, 3), None, I(2, 3)])
-S("index_put index_put_", T(4, 6, 2), [None, I(6, 3)], T(4, 3, 2))
-S("index_put", T(4, 6, 2), [I(4, 3)], T(2), True)
-S("scatter{,_}.src scatter_add{,_}", T(4, 6), 1, I(6, 4, 3), T(4, 3))
-S("scatter{,_}.value", T(4, 6), 1, I(6, 4, 3), 2.0)
-S("scatter{,_}.reduce", N(4, 6), 1, I(6, 4, 3), N(4, 3), reduce="add")
-S("scatter{,_}.value_reduce", N(4, 6), 1, I(6, 4, 3), 2.0, reduce="multiply")
-S("scatter_reduce{,_}.two", T(4, 6), 1, I(6, 4, 3), T(4, 3), "sum")
+S("gather", T(4, 6), 1, J(6, 4, 3))
+S("take_along_dim", T(4, 6), J(6, 4, 3), 1)
+S("gather", T(4, 6), 0, J(4, 2, 6))
+S("gather", T(4, 6), 1, J(6, 2, 3))
+S("index_select", T(4, 6, 2), 1, J(6, 3))
+S("index.Tensor", T(4, 6, 2), [J(4, 3)])
+S("index.Tensor", T(4, 6, 2), [None, J(6, 3, 2)])
+S("index.Tensor", T(4, 6, 2), [J(4, 3, 1), J(6, 2)])
+S("index.Tensor", T(4, 6, 2), [J(4, 3), None, J(2, 3)])
+S("index_put index_put_", T(4, 6, 2), [None, J(6, 3)], T(4, 3, 2))
+S("index_put", T(4, 6, 2), [J(4, 3)], T(2), True)
+S("scatter{,_}.src scatter_add{,_}", T(4, 6), 1, J(6, 4, 3), T(4, 3))
+S("scatter{,_}.value", T(4, 6), 1, J(6, 4, 3), 2.0)
+S("scatter{,_}.reduce", N(4, 6), 1, J(6, 4, 3), N(4, 3), reduce="add")
+S("scatter{,_}.value_reduce", N(4, 6), 1, J(6, 4, 3), 2.0, reduce="multiply")
+S("scatter_reduce{,_}.two", T(4, 6), 1, J(6, 4, 3), T(4, 3), "sum")
 S("index_add{,_} index_copy{,_}", T(4, 6), 1, Tensor((3,), "int", 1), T(4, 3))
-S("index_fill{,_}.int_Scalar", T(4, 6), 1, I(6, 3), 2.0)
-S("index_fill{,_}.int_Tensor", T(4, 6), 1, I(6, 3), N())
+S("index_fill{,_}.int_Scalar", T(4, 6), 1, J(6, 3), 2.0)
+S("index_fill{,_}.int_Tensor", T(4, 6), 1, J(6, 3), N())
 S("slice_scatter", T(4, 6), T(4, 2), 1, 1, 3)
 S("select_scatter", T(4, 6), T(4), 1, 2)
-S("one_hot", I(5, 4, 6), 5)
+S("one_hot", J(5, 4, 6), 5)
 S("bucketize.Tensor", T(4, 6), N(3))
-S("isin.Tensor_Tensor", I(9, 4, 6), I(9, 3))
-S("isin.Tensor_Scalar", I(9, 4, 6), 3)
+S("isin.Tensor_Tensor", J(9, 4, 6), J(9, 3))
+S("isin.Tensor_Scalar", J(9, 4, 6), 3)
 S("masked_select", T(4, 6), B(4, 6))
 S("nonzero argwhere", B(4, 6))
 S("where nonzero_numpy", B(4, 6))
-S("bincount", I(5, 6))
+S("bincount", J(5, 6))
 S("histc", N(6))
 S("masked_scatter masked_scatter_", T(4, 6), B(4, 6), T(24))
 S("multinomial", Tensor((4, 6), "positive", grad=False), 2)
@@ -458,7 +537,12 @@ S("upsample_nearest3d", T(2, 4, 2, 2, 2), [4, 4, 4])
 S("upsample_nearest3d.vec", T(2, 4, 2, 2, 2), None, [2.0, 2.0, 2.0])
 S("upsample_linear1d", T(2, 4, 6), [12], False)
 S("upsample_linear1d.vec", T(2, 4, 6), None, False, [2.0])
-S("{upsample_bilinear2d,upsample_bicubic2d,_upsample_bilinear2d_aa,_upsample_bicubic2d_aa}", T(2, 4, 3, 3), [6, 6], False)
+S(
+    "{upsample_bilinear2d,upsample_bicubic2d,_upsample_bilinear2d_aa,_upsample_bicubic2d_aa}",
+    T(2, 4, 3, 3),
+    [6, 6],
+    False,
+)
 S(
     "{upsample_bilinear2d,upsample_bicubic2d,_upsample_bilinear2d_aa,_upsample_bicubic2d_aa}.vec",
     T(2, 4, 3, 3),

@@ -13,15 +13,18 @@ from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from core_binary import core_binary  # noqa: E402
 from samples import SAMPLES, Sample, Tensor  # noqa: E402
+
+from core_binary import core_binary  # noqa: E402
 
 COPY = torch.ops.aten.alias_copy.default  # what in-place samples write
 TOLERANCE = 1e-9
 
 
 def core(*arguments) -> dict:
-    run = subprocess.run([core_binary(), "operators", *arguments, "--json"], capture_output=True, text=True)
+    run = subprocess.run(
+        [core_binary(), "operators", *arguments, "--json"], capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
@@ -33,11 +36,17 @@ def is_spec(value) -> bool:
 def fill(sample: Sample, tensors: list[torch.Tensor]):
     """The sample's arguments with these tensors, in order of the schema's arguments."""
     queue = iter(tensors)
-    return pytree.tree_map_only(Tensor, lambda _: next(queue), (sample.args, sample.kwargs), is_leaf=is_spec)
+    return pytree.tree_map_only(
+        Tensor, lambda _: next(queue), (sample.args, sample.kwargs), is_leaf=is_spec
+    )
 
 
 def specs(sample: Sample) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves((sample.args, sample.kwargs), is_leaf=is_spec) if is_spec(leaf)]
+    return [
+        leaf
+        for leaf in pytree.tree_leaves((sample.args, sample.kwargs), is_leaf=is_spec)
+        if is_spec(leaf)
+    ]
 
 
 class AllSamples(torch.nn.Module):
@@ -78,8 +87,12 @@ def rules(tensors, tmp_path_factory) -> list[dict]:
             if rule["target"] == sample.target:
                 found.append(rule)
                 break
-            helper = rule["target"] == "aten.alias_copy.default" or not rule["target"].startswith("aten.")
-            assert helper or rule["target"].startswith("aten.sym_"), f"{rule['target']} where {sample.target} is wanted"
+            helper = rule["target"] == "aten.alias_copy.default" or not rule["target"].startswith(
+                "aten."
+            )
+            assert helper or rule["target"].startswith("aten.sym_"), (
+                f"{rule['target']} where {sample.target} is wanted"
+            )
         else:
             pytest.fail(f"the archive has no {sample.target}")
     return found
@@ -114,7 +127,11 @@ class Call:
         if keyword:
             outputs = keyword(named)
         else:
-            positional = [named.pop(a.name) for a in self.sample.operator._schema.arguments if not a.kwarg_only and a.name in named]
+            positional = [
+                named.pop(a.name)
+                for a in self.sample.operator._schema.arguments
+                if not a.kwarg_only and a.name in named
+            ]
             outputs = self.sample.operator(*positional, **named)
         outputs = [o for o in pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor)]
         return own, outputs
@@ -128,7 +145,10 @@ class Call:
         found = iter(torch.autograd.grad(outs, wanted, grads, allow_unused=True))
         result = [next(found) if t.requires_grad else None for t in own]
         result = [g.to_dense() if g is not None and g.is_sparse else g for g in result]
-        return [torch.zeros_like(t) if g is None and t.requires_grad else g for g, t in zip(result, own, strict=True)]
+        return [
+            torch.zeros_like(t) if g is None and t.requires_grad else g
+            for g, t in zip(result, own, strict=True)
+        ]
 
 
 def dim_of(operand: dict, name: int) -> int:
@@ -169,7 +189,9 @@ def differentiable(tensor: torch.Tensor) -> bool:
 def random_like(tensors):
     generator = torch.Generator().manual_seed(3)
     return [
-        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) if differentiable(t) else None
+        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
+        if differentiable(t)
+        else None
         for t in tensors
     ]
 
@@ -179,15 +201,26 @@ def random_like(tensors):
 
 def cross_entropy_rows(call, index, parts, name):
     """Local sum over the number, or weight, of all valid labels."""
-    _, target, weight, reduction, ignore, _ = cross_entropy_arguments(dict(bind(call, call.tensors)))
+    _, target, weight, reduction, ignore, _ = cross_entropy_arguments(
+        dict(bind(call, call.tensors))
+    )
     if reduction != "mean":
         return None
     valid = target != ignore
-    count = valid.sum() if weight is None else weight[target.masked_fill(~valid, 0)].masked_fill(~valid, 0).sum()
+    count = (
+        valid.sum()
+        if weight is None
+        else weight[target.masked_fill(~valid, 0)].masked_fill(~valid, 0).sum()
+    )
 
     def run(named):
         x, t, w, _, ignore, smoothing = cross_entropy_arguments(named)
-        return F.cross_entropy(x, t, w, ignore_index=ignore, reduction="sum", label_smoothing=smoothing) / count
+        return (
+            F.cross_entropy(
+                x, t, w, ignore_index=ignore, reduction="sum", label_smoothing=smoothing
+            )
+            / count
+        )
 
     return run
 
@@ -219,7 +252,9 @@ def embedding_rows(call, index, parts, name):
         local = indices - index * rows
         outside = (local < 0) | (local >= rows)
         padding = padding - index * rows if padding >= 0 else -1
-        found = F.embedding(local.masked_fill(outside, 0), weight, padding if 0 <= padding < rows else None)
+        found = F.embedding(
+            local.masked_fill(outside, 0), weight, padding if 0 <= padding < rows else None
+        )
         return found.masked_fill(outside[..., None], 0)
 
     return run
@@ -264,7 +299,10 @@ def check_split(call: Call, index: int, name: dict, parts: int) -> str:
         if name.get("rescale"):
             outs = [o / parts for o in outs]
         local_outs.append(outs)
-        cuts = [g if g is None or d < 0 else part(g, d, parts, i) for g, d in zip(cotangents, placed, strict=True)]
+        cuts = [
+            g if g is None or d < 0 else part(g, d, parts, i)
+            for g, d in zip(cotangents, placed, strict=True)
+        ]
         local_grads.append(call.gradients(own, outs, cuts))
 
     if rule["random"]:
@@ -329,7 +367,8 @@ def check_linear(call: Call, group: list[int]) -> str:
     outs, grads = [], []
     for i in range(parts):
         tensors = [
-            terms[k][i].requires_grad_(t.requires_grad) if k in group else t for k, t in enumerate(call.tensors)
+            terms[k][i].requires_grad_(t.requires_grad) if k in group else t
+            for k, t in enumerate(call.tensors)
         ]
         own, out = call.run(tensors)
         outs.append(out)
@@ -360,9 +399,13 @@ def test_every_split(rules, tensors):
         try:
             problem = check_split(Call(sample, own[id(sample)], rule), index, name, parts)
         except (RuntimeError, IndexError, AssertionError, ValueError, TypeError) as error:
-            problem = f"raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = (
+                f"raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
         if problem:
-            wrong.append(f'{sample.target}: "{rule["annotation"]}" in {parts} parts along {name["name"]}: {problem}')
+            wrong.append(
+                f'{sample.target}: "{rule["annotation"]}" in {parts} parts along {name["name"]}: {problem}'
+            )
     assert not wrong, f"{len(wrong)} of {count} splits:\n" + "\n".join(wrong)
     assert count > 1000
 
@@ -393,7 +436,8 @@ def test_classes_of_cross_entropy(parts, smoothing):
     size = 6 // parts
     here = [(y >= i * size) & (y < (i + 1) * size) for i in range(parts)]
     label = sum(
-        (s.gather(1, ((y - i * size) * h)[:, None])[:, 0] * h) for i, (s, h) in enumerate(zip(shards, here, strict=True))
+        (s.gather(1, ((y - i * size) * h)[:, None])[:, 0] * h)
+        for i, (s, h) in enumerate(zip(shards, here, strict=True))
     )
     mean = sum(s.sum(1) for s in shards) / 6
     rows = (1 - smoothing) * (sums - label) + smoothing * (sums - mean)
@@ -409,7 +453,9 @@ def test_every_entry_has_samples():
     missing = [
         row["target"]
         for row in core()["operators"]
-        if row["target"].startswith("aten.") and not row["target"].startswith("aten.sym_") and row["target"] not in sampled
+        if row["target"].startswith("aten.")
+        and not row["target"].startswith("aten.sym_")
+        and row["target"] not in sampled
     ]
     assert not missing, missing
 

@@ -37,6 +37,7 @@ void bind_fused_norm(Binder& b) {
     b.freeze(dims[d], kMarkedFrozen);
   for (int i = 0; i < b.num_inputs(); ++i) b.broadcast_in(i, dims);
   b.set_out(0, dims);
+  for (int i = 0; i < b.num_inputs(); ++i) b.rule.saved_inputs.push_back(i);
 }
 
 }  // namespace

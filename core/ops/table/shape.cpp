@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/base/text.h"
 #include "core/ops/table.h"
 
 // Operators that move elements without changing them.
@@ -22,19 +23,18 @@ struct Product {
       number *= extent.value;
       return;
     }
-    // "6*s0": the number in front is known.
-    std::string_view text = extent.symbol;
-    int64_t factor = 0;
-    size_t digits = 0;
-    while (digits < text.size() && digits < 15 && text[digits] >= '0' && text[digits] <= '9')
-      factor = factor * 10 + (text[digits++] - '0');
-    const bool simple = digits > 0 && digits < text.size() && text[digits] == '*' &&
-                        text.find_first_of("+-/ ()%", digits) == std::string_view::npos;
-    if (simple) {
-      number *= factor;
-      text.remove_prefix(digits + 1);
+    // "6*s0*s1" is a product itself; anything else stands for itself.
+    const bool simple = extent.symbol.find_first_of("+-/ ()%") == std::string::npos &&
+                        extent.symbol.find("**") == std::string::npos;
+    for (std::string& factor : simple ? split(extent.symbol, '*') : std::vector{extent.symbol}) {
+      const bool is_number = factor.size() < 10 && !factor.empty() &&
+                             factor.find_first_not_of("0123456789") == std::string::npos;
+      if (is_number) {
+        number *= std::stoll(factor);
+      } else {
+        symbols.insert(std::ranges::upper_bound(symbols, factor), factor);
+      }
     }
-    symbols.insert(std::ranges::upper_bound(symbols, text), std::string(text));
   }
 };
 
