@@ -138,3 +138,17 @@ def test_verify_notices_a_wrong_program(archives):
     assert not report.equal
     assert report.first_operator.startswith("torch.nn.functional.gelu")
     assert "first operator that differs: torch.nn.functional.gelu" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [("gpt", "Block"), ("gpt", "blocks.*.mlp, Attention"), ("llama", "LlamaMLP")],
+)
+def test_recomputed_modules(archives, name, modules):
+    plan = check(archives, name, "dp=2,tp=2", lambda a: {"recompute_modules": modules}, batch=4)
+    assert any("recompute" in op for op in plan["operators"])
+    _, _, _, archive = archives(name, batch=4)
+    kept = json.loads(_core.plan(archive, mesh="dp=2,tp=2", cluster="h100-80gb"))
+    assert plan["memory_bytes"]["activations"] < kept["memory_bytes"]["activations"]
+    code = _core.emit(archive, json.dumps(plan))["gencode0.py"]
+    assert "rt.checkpoint(" in code
