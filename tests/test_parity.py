@@ -1,63 +1,29 @@
 """Plans of every model in the zoo equal the single device: searched, and forced in many ways."""
 
 import json
-import random
-from types import SimpleNamespace
+import subprocess
+import sys
 
 import pytest
 
-import nnscaler
 import zoo
-from nnscaler import _core, policies
+from nnscaler import _core
 from nnscaler.verify import verify
-from pool import run_on
+from plans import Archives, drawn, forced, launch
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def launch(count, job, *arguments):
-    run_on(count, job, *arguments, timeout=180)
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
     """Each model with its archive, exported once."""
-    directory = tmp_path_factory.mktemp("archives")
-    made = {}
+    made = Archives(tmp_path_factory.mktemp("archives"))
 
     def get(name, **options):
         key = (name, *sorted(options.items()))
-        if key not in made:
-            module, args, kwargs = zoo.MODELS[name](**options)
-            archive = directory / f"{len(made)}.pt2"
-            nnscaler.export(module, args, kwargs, archive)
-            made[key] = (module, args, kwargs, str(archive))
-        return made[key]
+        return made.get(key, lambda: zoo.MODELS[name](**options))
 
     return get
-
-
-def forced(archive, policy, devices, **pas_config):
-    config = SimpleNamespace(plan_ngpus=devices, pas_config=pas_config)
-    graph = policies.Graph(_core.operators(archive))
-    return policies.partitions_of(policies.BUILT_IN[policy], graph, config)
-
-
-def drawn(archive, sizes, seed):
-    """A random partition on each of several axes, of names that all axes together divide."""
-    draw = random.Random(seed)
-    total = 1
-    for size in sizes:
-        total *= size
-    result = {}
-    for op in json.loads(_core.operators(archive))["operators"]:
-        names = [n["name"] for n in op["names"] if n["splittable"] and n["extent"] % total == 0]
-        if op["pinned"] or op["at_start"]:
-            continue
-        # One name on every axis, or one of them replicated: two names may meet in one dim.
-        name = draw.choice([*names, "replicate"])
-        result[op["op"]] = [draw.choice([name, "replicate"]) for _ in sizes]
-    return result
 
 
 def check(archives, name, mesh, plan_options, **options):
@@ -152,3 +118,22 @@ def test_recomputed_modules(archives, name, modules):
     assert plan["memory_bytes"]["activations"] < kept["memory_bytes"]["activations"]
     code = _core.emit(archive, json.dumps(plan))["gencode0.py"]
     assert "rt.checkpoint(" in code
+
+
+def test_generated_code_is_formatted_and_clean(archives, tmp_path):
+    for name in zoo.MODELS:
+        _, _, _, archive = archives(name, batch=4)
+        for seed in (1, 2):
+            plan = _core.plan(
+                archive,
+                mesh="dp=2,tp=2",
+                cluster="cpu",
+                partitions=drawn(archive, [2, 2], seed),
+                others_replicate=True,
+            )
+            for file, text in _core.emit(archive, plan).items():
+                (tmp_path / f"{name}_{seed}_{file}").write_text(text)
+    ruff = [sys.executable, "-m", "ruff"]
+    for command in (["check", "--isolated"], ["format", "--isolated", "--check"]):
+        done = subprocess.run([*ruff, *command, tmp_path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:]
