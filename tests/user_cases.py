@@ -322,3 +322,224 @@ class Rope(nn.Module):
 
 def rope(batch: int = 2) -> Sample:
     return Rope(), (torch.randn(batch, 8, 8),), {}
+
+
+# --- Models of a line: parts by name, and what is done with them ---
+
+
+class Net(nn.Module):
+    """Its parts are given by name."""
+
+    def __init__(self, **parts) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+class Fused(Net):
+    """Query, key and value from one weight."""
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = (z.view(b, t, 4, d // 4).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).reshape(b, t, d))
+
+
+class InferredView(Net):
+    def forward(self, x):
+        return self.q(x).view(x.shape[0], -1, 4, 4).transpose(1, 2).square().mean()
+
+
+class Grouped(Net):
+    """Eight heads, two of keys and values."""
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, 8, 4).transpose(1, 2)
+        k = self.k(x).view(b, t, 2, 4).transpose(1, 2)
+        v = self.v(x).view(b, t, 2, 4).transpose(1, 2)
+        if not self.native:
+            k, v = k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.native)
+        return self.o(y.transpose(1, 2).reshape(b, t, -1))
+
+
+class Feed(Net):
+    def forward(self, x):
+        return self.d(self.u(x).relu()).square().mean()
+
+
+class Scatter(Net):
+    def forward(self, x, i):
+        h = self.l(x)
+        buf = h.new_zeros(16, 8)
+        buf[i] = h
+        return (buf * torch.arange(16.0)[:, None]).square().sum() + x[i % 4].sum()
+
+
+class Ignoring(Net):
+    def forward(self, i, y):
+        z = self.h(self.e(i)).flatten(0, 1)
+        return F.cross_entropy(z, y.flatten(), ignore_index=-100)
+
+
+class InPlace(Net):
+    def forward(self, x, k):
+        h = self.l(x)
+        h.masked_fill_(k, 0.0)
+        h[:, 0] = 1.0
+        n = torch.norm(h, p=2, dim=0)
+        return (n + h[0].detach()).sum()
+
+
+class Bn(Net):
+    def forward(self, x):
+        return self.bn(self.c(x)).relu().square().mean()
+
+
+class Aux(Net):
+    """A dense mixture of experts whose loss has a product of two means over tokens."""
+
+    def forward(self, x):
+        p = self.r(x).softmax(-1)
+        oh = F.one_hot(p.argmax(-1), p.shape[-1]).to(x.dtype)
+        aux = p.shape[-1] * (oh.mean(0) * p.mean(0)).sum()
+        h = torch.einsum("td,ndf->tnf", x, self.w1).relu()
+        y = torch.einsum("tnf,nfd,tn->td", h, self.w2, oh * p)
+        return y.square().mean() + 0.01 * aux
+
+
+class Mha(Net):
+    def forward(self, x, kv):
+        def heads(z):
+            return z.unflatten(-1, (4, -1)).transpose(1, 2)
+
+        q, k, v = heads(self.q(x)), heads(self.k(kv)), heads(self.v(kv))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2, 3))
+
+
+class Rare(Net):
+    def forward(self, x):
+        h = self.l(x)
+        det = torch.linalg.slogdet(h @ h.t() + torch.eye(4)).logabsdet
+        return torch.diagonal(h).sum() + det + h.unfold(1, 2, 2).amax()
+
+
+class Mlp(Net):
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+class Attention(Net):
+    def forward(self, x):
+        return self.o(F.softmax(self.q(x) @ self.k(x).transpose(1, 2), -1) @ self.v(x))
+
+
+class DecoderLayer(Net):
+    def forward(self, x):
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+class Decoder(Net):
+    def forward(self, i):
+        x = self.embed(i)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), i.flatten())
+
+
+class TwoReaders(Net):
+    def forward(self, x):
+        return ((x @ self.w).relu() @ self.w + self.b(x)).square().mean()
+
+
+class Strided(Net):
+    def forward(self, x):
+        h = self.l(x)
+        strided = torch.as_strided(h, (2, 12), (36, 1))
+        return self.o(h.view(h.shape[0], -1)).square().mean() + strided.sum()
+
+
+class Mix(Net):
+    def forward(self, x):
+        return (self.d(F.gelu(self.u(self.n(x)))) * self.t).square().mean()
+
+
+class Unused(Net):
+    """Parameters that nothing reads."""
+
+    def forward(self, x):
+        return self.a(x).square().sum()
+
+
+class Sequenced(Net):
+    """Norms whose rows may be split."""
+
+    def forward(self, x):
+        return self.f(x + self.l(self.n(x))).cumsum(-1).square().mean()
+
+
+class Lookup(Net):
+    """Class indices through an embedding, and what comes after it."""
+
+    def forward(self, i):
+        return F.cross_entropy(self.h(self.e(i)).flatten(0, 1), i.flatten())
+
+
+class Counting(nn.Module):
+    """A tie, a module in a dict, and a buffer that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(12, 8)
+        self.blk = nn.ModuleDict({"0": nn.Linear(8, 8)})
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.emb.weight
+        self.register_buffer("cnt", torch.zeros((), dtype=torch.long))
+
+    def forward(self, i):
+        self.cnt += 1
+        return F.cross_entropy(self.head(self.blk["0"](self.emb(i))).flatten(0, 1), i.flatten())
+
+
+class Residual(Net):
+    def forward(self, x):
+        return x + self.d(F.gelu(self.u(self.n(x))))
+
+
+class Deep(Net):
+    def forward(self, x):
+        for layer in self.ls:
+            x = layer(x)
+        return self.h(x).logsumexp(-1).mean()
+
+
+class Chain(Net):
+    def forward(self, x):
+        for layer in self.ls:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+class Side(Net):
+    """Equal layers side by side: many plans cost the same."""
+
+    def forward(self, x):
+        return sum(layer(x) for layer in self.ls).square().mean()
+
+
+@nnscaler.register_op("c e^, e^ m^ -> c m^")
+def gate_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ w, -1)
+
+
+@nnscaler.register_op("(e c) d, (e c) k^ -> e c d")
+def dispatch(x: torch.Tensor, scores: torch.Tensor, *, experts: int) -> torch.Tensor:
+    return (x * scores.amax(-1, keepdim=True)).view(experts, -1, x.shape[-1])
+
+
+class Routed(Net):
+    def forward(self, x):
+        return (dispatch(x, gate_of(self.l(x), self.w), experts=4) ** 2).sum()
