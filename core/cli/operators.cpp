@@ -2,9 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/base/text.h"
 #include "core/cli/cli.h"
 #include "core/graph/archive.h"
 #include "core/ops/rule.h"
@@ -78,6 +80,39 @@ void print_rules(const Graph& graph, bool as_json) {
   if (as_json) fmt::print("{}\n", Json{{"operators", all}}.dump(1));
 }
 
+/// docs/operators.md: for each family and rule, the functions that it holds for.
+void print_markdown() {
+  fmt::print(
+      "# Operators\n\n"
+      "Printed by `nnscaler operators --markdown`. Everything else is replicated, with a warning.\n"
+      "`nnscaler operators --bind model.pt2` prints what each operator of a model is bound to.\n\n"
+      "In a rule a plain name may be split, `k+` leaves partial sums in outputs without it, `k^` "
+      "is\n"
+      "never split, `*` stands for any dims, `(h d)` is one dim made of two, split at `h`. Names\n"
+      "with a length of 1, or one that is symbolic, are not split.\n");
+  std::string family;
+  const std::vector<TableRow> rows = operator_table();
+  for (auto row = rows.begin(); row != rows.end();) {
+    if (row->family != family) {
+      family = row->family;
+      fmt::print("\n## {}{}\n\n| rule | functions |\n|---|---|\n",
+                 static_cast<char>(std::toupper(static_cast<unsigned char>(family[0]))),
+                 family.substr(1));
+    }
+    const std::string rule = row->annotation;
+    std::vector<std::string> names;
+    for (; row != rows.end() && row->family == family && row->annotation == rule; ++row) {
+      for (const std::string& group : split(row->signature, '|')) {
+        const std::string name = split(strip(group), ' ').front();
+        const bool known = std::find(names.begin(), names.end(), name) != names.end();
+        if (!name.empty() && !known) names.push_back(name);
+      }
+    }
+    if (names.empty()) names.push_back("arithmetic on sizes");
+    fmt::print("| `{}` | {} |\n", rule, join(names, ", "));
+  }
+}
+
 void print_table(bool as_json) {
   const std::vector<TableRow> rows = operator_table();
   if (as_json) {
@@ -105,14 +140,17 @@ void print_table(bool as_json) {
 std::function<int()> add_operators(CLI::App& app) {
   struct Options {
     std::string archive;
-    bool json = false;
+    bool json = false, markdown = false;
   };
   auto options = std::make_shared<Options>();
   app.add_option("--bind", options->archive, "print the rule of each operator of this archive")
       ->type_name("MODEL.pt2");
   app.add_flag("--json", options->json, "one JSON object on standard output");
+  app.add_flag("--markdown", options->markdown, "print docs/operators.md")->excludes("--json");
   return [options] {
-    if (options->archive.empty()) {
+    if (options->markdown) {
+      print_markdown();
+    } else if (options->archive.empty()) {
       print_table(options->json);
     } else {
       print_rules(read_archive(options->archive), options->json);

@@ -13,7 +13,8 @@ namespace {
 constexpr const char* kReductionNames[] = {"sum", "max", "min"};
 constexpr int kMaxDevices = 1 << 24;
 
-bool is_identifier(std::string_view text) {
+bool is_name(std::string_view text) {
+  if (is_python_keyword(text) || text == "self") return false;
   if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return false;
   for (const char c : text) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
@@ -74,7 +75,7 @@ Mesh parse_mesh(const std::string& text) {
     MeshAxis axis;
     axis.name = strip(std::string_view(part).substr(0, equals));
     const std::string size = strip(std::string_view(part).substr(equals + 1));
-    if (!is_identifier(axis.name)) throw fail("\"" + axis.name + "\" is no name for an axis");
+    if (!is_name(axis.name)) throw fail("\"" + axis.name + "\" is no name for an axis");
     if (!names.insert(axis.name).second) throw fail("it has the axis " + axis.name + " twice");
     const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), axis.size);
     if (error != std::errc() || end != size.data() + size.size() || axis.size < 1)

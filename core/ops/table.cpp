@@ -175,10 +175,6 @@ std::vector<int> annotated_arguments(Binder& binder, const Annotation& annotatio
     const auto is_tensor = [](const Argument& each) {
       return std::holds_alternative<ValueId>(each.value);
     };
-    // Keywords of other kinds may stand between the tensors that are passed by keyword.
-    while (argument != binder.op.args.end() && argument->keyword && !opaque &&
-           !is_tensor(*argument))
-      ++argument;
     if (argument == binder.op.args.end()) {
       for (size_t rest = i; rest < annotation.inputs.size(); ++rest) {
         if (!annotation.inputs[rest].opaque)

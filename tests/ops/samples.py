@@ -256,6 +256,10 @@ S("einsum", "ii->i", [T(4, 4)])
 S("einsum", "a b , c -> c", [T(4, 6), T(2)])
 S("tensordot", T(4, 6, 2), T(2, 6, 3), [1, 2], [1, 0])
 
+S("cdist", T(2, 4, 6), T(2, 3, 6))
+S("linalg_cross", T(4, 3), T(4, 3))
+S("cross", T(4, 3, 2), T(4, 3, 2))
+
 # reductions
 S("sum mean amax amin max min prod", T(4, 6))
 S("sum.dim_IntList", T(4, 6, 2), [1])
@@ -294,6 +298,9 @@ S("{sort,argsort}.stable", T(4, 6), stable=True)
 S("topk", T(4, 6), 3)
 S("topk", T(4, 6), 2, 0)
 S("diff", T(4, 6))
+S("cosine_similarity", T(4, 6, 2), T(4, 6, 2), 1)
+S("cosine_similarity", T(4, 6), T(1, 6))
+S("glu", T(4, 6))
 S("diff", T(4, 6), 1, 1, N(4, 1))
 
 # normalization

@@ -21,7 +21,7 @@ COPY = torch.ops.aten.alias_copy.default  # what in-place samples write
 TOLERANCE = 1e-9
 
 
-def core(*arguments) -> dict:
+def core(*arguments: str) -> dict:
     run = subprocess.run(
         [core_binary(), "operators", *arguments, "--json"], capture_output=True, text=True
     )
@@ -485,3 +485,9 @@ def test_signatures_exist():
     signatures = {s for row in core()["operators"] for s in row["signatures"].split() if s != "|"}
     ours = ("apex.", "cube.", "nnscaler.")
     assert not [s for s in sorted(signatures) if not s.startswith(ours) and not exists(s)]
+
+
+def test_document_is_current():
+    run = subprocess.run([core_binary(), "operators", "--markdown"], capture_output=True, text=True, check=True)
+    document = Path(__file__).parent.parent.parent / "docs" / "operators.md"
+    assert document.read_text() == run.stdout, "run: nnscaler operators --markdown > docs/operators.md"

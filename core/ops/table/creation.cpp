@@ -33,8 +33,8 @@ void bind_positional(Binder& b) {
   for (int i = 0; i < b.num_inputs(); ++i) b.opaque_in[static_cast<size_t>(i)] = true;
 }
 
-constexpr Rule kFilled{" -> *", bind_filled};
-constexpr Rule kPositional{" -> *^", bind_positional};
+constexpr Rule kFilled{"-> *", bind_filled};
+constexpr Rule kPositional{"-> *^", bind_positional};
 
 }  // namespace
 

@@ -170,7 +170,7 @@ const Entries& pointwise_entries() {
        .flops = 2,
        .after = settle_dropout},
       {.targets = "{feature_dropout,feature_alpha_dropout}{,_}",
-       .signatures = "torch.* | F.dropout1d F.dropout2d F.dropout3d",
+       .signatures = "torch.* | F.dropout1d | F.dropout2d | F.dropout3d",
        .rule = {"n c *^ -> n c *^", bind_feature_dropout},
        .arguments = "input",
        .saved = "result",

@@ -243,6 +243,18 @@ void bind_inner(Binder& b) {
   b.product_flops(2 * elements(b.out(0)) * length(b.in_shape(0), 1), {0, 1});
 }
 
+/// A product of vectors of three, which stay whole.
+void bind_cross(Binder& b) {
+  bind_pointwise(b);
+  const int rank = b.out_rank(0);
+  const int along = b.dim("dim", -1, rank);
+  const bool guessed = b.op.target.starts_with("aten.cross.") && !b.is_present("dim");
+  for (int d = 0; d < rank; ++d) {
+    // torch.cross without a dim takes the first of length 3.
+    if (guessed ? b.at(d).extent == 3 : d == along) b.freeze(d, "a vector stays whole");
+  }
+}
+
 }  // namespace
 
 const Entries& product_entries() {
@@ -256,31 +268,31 @@ const Entries& product_entries() {
        .once = "bias",
        .after = count_linear},
       {.targets = "matmul",
-       .signatures = "torch.{matmul,mm,bmm,mv,dot} T.{matmul,mm,bmm,mv,dot} op.matmul",
+       .signatures = "torch.matmul T.matmul op.matmul torch.mm T.mm",
        .rule = {"* m k+, * k+ n -> * m n", bind_matmul},
        .linear = "self,other",
        .saved = "self?other other?self",
        .after = count_product},
       {.targets = "mm",
-       .signatures = "torch.{matmul,mm} T.{matmul,mm} op.matmul",
+       .signatures = "torch.matmul T.matmul op.matmul torch.mm T.mm",
        .rule = {"m k+, k+ n -> m n"},
        .linear = "self,mat2",
        .saved = "self?mat2 mat2?self",
        .after = count_product},
       {.targets = "bmm",
-       .signatures = "torch.{matmul,bmm} T.{matmul,bmm} op.matmul",
+       .signatures = "torch.bmm T.bmm",
        .rule = {"b m k+, b k+ n -> b m n"},
        .linear = "self,mat2",
        .saved = "self?mat2 mat2?self",
        .after = count_product},
       {.targets = "mv",
-       .signatures = "torch.{matmul,mv} T.{matmul,mv} op.matmul",
+       .signatures = "torch.mv T.mv",
        .rule = {"m k+, k+ -> m"},
        .linear = "self,vec",
        .saved = "self?vec vec?self",
        .after = count_product},
       {.targets = "{dot,vdot}",
-       .signatures = "torch.* T.* torch.matmul T.matmul op.matmul",
+       .signatures = "torch.* T.*",
        .rule = {"k+, k+ -> 1"},
        .linear = "self,other,tensor",
        .saved = "self other tensor",
@@ -319,6 +331,16 @@ const Entries& product_entries() {
        .saved = "mat?vec vec?mat",
        .once = "self",
        .after = count_product},
+      {.targets = "cdist",
+       .signatures = "torch.cdist torch.functional.cdist",
+       .rule = {"* m d^, * n d^ -> * m n"},
+       .saved = "x1 x2 result",
+       .flops = 8},
+      {.targets = "linalg_cross cross",
+       .signatures = "torch.linalg.cross torch.cross T.cross",
+       .rule = {"a 3, a 3 -> a 3", bind_cross},
+       .saved = "self?other other?self",
+       .flops = 3},
       {.targets = "bilinear",
        .signatures = "F.bilinear torch.bilinear",
        .rule = {"* i+, * j+, n i+ j+, n -> * n"},

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/ops/table.h"
 
 // Dims that disappear, or have length 1 after it: sums, means, extremes; and scans, which keep
@@ -78,6 +80,21 @@ void bind_one(Binder& b) {
   if (b.has_out(0) && out.size() == b.out_shape(0).size()) b.set_outs(out);
 }
 
+/// Two operands are compared along one dim, which disappears.
+void bind_pair(Binder& b) {
+  const int rank = std::max(b.in_rank(0), b.in_rank(1));
+  const int along = b.dim("dim", 1, rank);
+  if (along < 0 || !b.has_out(0) || b.out_rank(0) != rank - 1) return bind_opaque(b);
+  std::vector<int> out = b.fresh_dims(b.out_shape(0)), dims = out;
+  const int i = b.in_rank(0) == rank ? 0 : 1;
+  const int compared = b.fresh(b.in_shape(i)[static_cast<size_t>(along)]);
+  b.freeze(compared, "the operator needs all of it");
+  dims.insert(dims.begin() + along, compared);
+  b.broadcast_in(0, dims);
+  b.broadcast_in(1, dims);
+  b.set_out(0, out);
+}
+
 /// diff: what is put before or behind has the other dims too, and is linear together with it.
 void bind_diff(Binder& b) {
   const int rank = b.in_rank(0);
@@ -115,11 +132,11 @@ const Entries& reduction_entries() {
        .rule = kMean,
        .linear = "self"},
       {.targets = "amax max",
-       .signatures = "torch.{amax,max} T.{amax,max}",
+       .signatures = "torch.* T.*",
        .rule = {"reduced dims a^, or a maximum over parts without gradient", bind_max},
        .saved = "self result"},
       {.targets = "amin min",
-       .signatures = "torch.{amin,min} T.{amin,min}",
+       .signatures = "torch.* T.*",
        .rule = {"reduced dims a^, or a minimum over parts without gradient", bind_min},
        .saved = "self result"},
       {.targets = "{max,min,median,nanmedian}.dim mode",
@@ -162,6 +179,17 @@ const Entries& reduction_entries() {
        .rule = {"reduced dims a^, or a+ for the 1-norm", bind_norm},
        .saved = "self result",
        .flops = 3},
+      {.targets = "cosine_similarity",
+       .signatures = "F.cosine_similarity torch.cosine_similarity",
+       .rule = {"a dim^, a dim^ -> a", bind_pair},
+       .saved = "x1 x2",
+       .flops = 6},
+      // Halves of a dim are multiplied.
+      {.targets = "glu",
+       .signatures = "F.glu",
+       .rule = {"a dim^ -> a l", bind_along_dim},
+       .saved = "self",
+       .flops = 8},
       // Scans and orders: the dim stays.
       {.targets = "{cumsum,cumsum_}",
        .signatures = "torch.cumsum T.cumsum{,_}",
