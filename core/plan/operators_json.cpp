@@ -91,7 +91,7 @@ std::string operators_json(const Prepared& prepared) {
     }
     json["user_inputs"] = rule.user_inputs;  // [input][dim] -> indices of names, outermost first
     json["pinned"] = static_cast<bool>(prepared.pinned[i]);
-    json["at_start"] = static_cast<bool>(prepared.hoisted[i]);
+    json["constant"] = static_cast<bool>(prepared.constant[i]);
     json["inputs"] = Json::array();
     for (const ValueId id : op.tensor_inputs()) json["inputs"].push_back(value_json(graph, id));
     json["outputs"] = Json::array();

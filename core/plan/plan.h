@@ -104,13 +104,13 @@ struct Plan {
 };
 
 /// The graph made ready for planning: tied parameters become one value, simple in-place operators
-/// functional, operators that depend on no parameter and no input are marked for start-up.
+/// functional, operators that depend on no parameter and no input are marked.
 /// Deterministic, so that a plan can be applied to the same archive later.
 struct Prepared {
   Graph graph;
-  std::vector<BoundRule> rules;      ///< One for each operator.
-  std::vector<bool> pinned;          ///< Must be replicated: it takes part in in-place writes.
-  std::vector<bool> hoisted;         ///< Computed once at start-up.
+  std::vector<BoundRule> rules;  ///< One for each operator.
+  std::vector<bool> pinned;      ///< Must be replicated: it takes part in in-place writes.
+  std::vector<bool> constant;  ///< Depends on no parameter and no input: every rank does all of it.
   std::vector<int> recompute_group;  ///< Of `recompute_modules`; -1 none.
   std::vector<bool>
       tied;  ///< By value: another name of a parameter or buffer that comes before it.

@@ -144,7 +144,7 @@ std::string to_json(const Plan& plan, const Prepared& prepared) {
     row["partition"] = choice_json(plan.choices[i], rule);
     row["ps"] = plan.operator_ps[i];
     if (plan.constraint_of[i] >= 0) row["rule"] = plan.constraint_of[i];
-    if (prepared.hoisted[i]) row["at_start"] = true;
+    if (prepared.constant[i]) row["constant"] = true;
     if (prepared.pinned[i]) row["in_place"] = true;
     if (prepared.recompute_group[i] >= 0) row["recompute"] = prepared.recompute_group[i];
     rows.push_back(std::move(row));
@@ -395,7 +395,7 @@ Json parse_json(const std::string& text, const std::string& file) {
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
-    throw InputError(fmt::format("{}: is not JSON: {}", file, error.what()));
+    throw InputError(fmt::format("{}: is not JSON: {}", file, parser_reason(error.what())));
   }
 }
 

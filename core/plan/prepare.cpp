@@ -54,9 +54,9 @@ std::vector<bool> merge_ties(Graph& graph) {
 
 /// Operators that depend on no parameter, no input and nothing random: rotary tables, default
 /// masks.
-std::vector<bool> find_hoisted(const Graph& graph, const std::vector<BoundRule>& rules,
-                               const std::vector<bool>& pinned) {
-  std::vector<bool> hoisted(graph.operators.size(), false);
+std::vector<bool> find_constant(const Graph& graph, const std::vector<BoundRule>& rules,
+                                const std::vector<bool>& pinned) {
+  std::vector<bool> constant(graph.operators.size(), false);
   std::vector<bool> written(graph.values.size(), false);
   for (size_t i = 0; i < graph.operators.size(); ++i) {
     const std::vector<ValueId> inputs = graph.operators[i].tensor_inputs();
@@ -68,7 +68,7 @@ std::vector<bool> find_hoisted(const Graph& graph, const std::vector<BoundRule>&
     const Value& value = graph.value(id);
     if (written[static_cast<size_t>(id.index)] || value.is_symbol) return false;
     if (value.kind == ValueKind::kIntermediate)
-      return value.producer.valid() && hoisted[static_cast<size_t>(value.producer.index)];
+      return value.producer.valid() && constant[static_cast<size_t>(value.producer.index)];
     return value.kind == ValueKind::kBuffer || value.kind == ValueKind::kConstant;
   };
   const auto symbolic = [](const Argument& argument) {
@@ -83,12 +83,12 @@ std::vector<bool> find_hoisted(const Graph& graph, const std::vector<BoundRule>&
     const bool is_symbol = std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
       return id.valid() && graph.value(id).is_symbol;
     });
-    hoisted[i] = !pinned[i] && !rules[i].random && rules[i].known && !rules[i].mutates &&
-                 !op.training_only && !is_symbol && op.target.rfind("aten.", 0) == 0 &&
-                 std::all_of(inputs.begin(), inputs.end(), is_constant) &&
-                 std::none_of(op.args.begin(), op.args.end(), symbolic);
+    constant[i] = !pinned[i] && !rules[i].random && rules[i].known && !rules[i].mutates &&
+                  !op.training_only && !is_symbol && op.target.rfind("aten.", 0) == 0 &&
+                  std::all_of(inputs.begin(), inputs.end(), is_constant) &&
+                  std::none_of(op.args.begin(), op.args.end(), symbolic);
   }
-  return hoisted;
+  return constant;
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ Prepared prepare(Graph graph, const std::string& recompute_modules) {
   prepared.rules.reserve(prepared.graph.operators.size());
   for (const Operator& op : prepared.graph.operators)
     prepared.rules.push_back(bind_rule(prepared.graph, op));
-  prepared.hoisted = find_hoisted(prepared.graph, prepared.rules, prepared.pinned);
+  prepared.constant = find_constant(prepared.graph, prepared.rules, prepared.pinned);
   prepared.recompute_group = match_recompute(prepared.graph, recompute_modules);
   return prepared;
 }

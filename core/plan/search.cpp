@@ -309,7 +309,6 @@ int ProblemBuilder::edge_matrix(int shape, int from_port, int to_port, bool twic
 Cost ProblemBuilder::operator_cost(size_t index, const Choice& choice) {
   const Operator& op = graph_.operators[index];
   const BoundRule& rule = prepared_.rules[index];
-  if (prepared_.hoisted[index]) return 0;
   const bool backward = !options_.inference && any_requires_grad(graph_, op) &&
                         std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
                           return id.valid() && graph_.value(id).requires_grad;
@@ -363,14 +362,14 @@ int ProblemBuilder::operator_class(size_t index) {
   auto forced = options_.forced.find(static_cast<int>(index));
   const bool free =
       forced != options_.forced.end() && forced->second == std::vector<std::string>{"auto"};
-  const bool only_replicated = prepared_.pinned[index] || prepared_.hoisted[index] ||
+  const bool only_replicated = prepared_.pinned[index] || prepared_.constant[index] ||
                                (options_.others_replicate && forced == options_.forced.end());
   std::string key = op.target;
   for (const Argument& argument : op.args)
     key += "|" + argument.name + "=" + arg_key(graph_, argument.value);
   key += "->";
   for (const ValueId id : op.outputs) key += tensor_key(graph_, id) + ";";
-  key += fmt::format("#{}{}{}c{}", only_replicated ? 1 : 0, prepared_.hoisted[index] ? 1 : 0,
+  key += fmt::format("#{}{}{}c{}", only_replicated ? 1 : 0, prepared_.constant[index] ? 1 : 0,
                      in_recompute(prepared_, index) ? 1 : 0, match.constraint);
   if (graph_.leaf(op.target)) key += rule.annotation;
   if (free) forced = options_.forced.end();
@@ -392,6 +391,15 @@ int ProblemBuilder::operator_class(size_t index) {
   std::erase_if(entry.choices, [&](const Choice& choice) { return !allowed(choice, match); });
   if (entry.choices.empty()) {
     const Constraint& constraint = options_.constraints[static_cast<size_t>(match.constraint)];
+    const std::string what =
+        fmt::format("{}: the rule {} leaves {}", constraint.where, constraint.text,
+                    describe(prepared_, OpId{static_cast<int>(index)}));
+    if (prepared_.pinned[index]) {
+      throw InputError(fmt::format(
+          "{} no choice: it touches memory that is written in place, and stays whole on every "
+          "device; allow replication, or write the model without the write in place",
+          what));
+    }
     std::vector<std::string> extents;
     for (size_t i = 0; i < rule.names.size(); ++i) {
       if (match.allowed_names[i])
@@ -399,9 +407,7 @@ int ProblemBuilder::operator_class(size_t index) {
             fmt::format("{} has length {}", rule.names[i].name, rule.names[i].extent));
     }
     throw InputError(fmt::format(
-        "{}: the rule {} leaves {} no partition on the mesh {}{}; allow replication or another "
-        "dimension",
-        constraint.where, constraint.text, describe(prepared_, OpId{static_cast<int>(index)}),
+        "{} no partition on the mesh {}{}; allow replication or another dimension", what,
         options_.mesh.to_string(), extents.empty() ? "" : ": " + join(extents, ", ")));
   }
   CostMatrix costs{1, static_cast<int>(entry.choices.size()), {}};
@@ -512,8 +518,8 @@ void ProblemBuilder::build() {
     if (value.is_symbol || prepared_.tied[v] ||
         (num_uses == 0 && value.kind != ValueKind::kParameter))
       continue;
-    // What is computed once at start-up is whole, and its parts are cut at start-up too.
-    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)])
+    // Constants are whole on every rank; cutting a part of one is a view.
+    if (value.producer.valid() && prepared_.constant[static_cast<size_t>(value.producer.index)])
       continue;
     const int shape = shape_class(id);
     const bool produced = value.kind == ValueKind::kIntermediate && value.producer.valid();
@@ -638,7 +644,7 @@ class Accountant {
       entry.backward_ps = backward.cost * options_.microbatches;
       entry.backward_bytes = backward.sent_bytes * options_.microbatches;
     }
-    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)]) {
+    if (value.producer.valid() && prepared_.constant[static_cast<size_t>(value.producer.index)]) {
       entry.forward_ps = entry.backward_ps = 0;
     }
     plan_.communication_ps += entry.forward_ps + entry.backward_ps;

@@ -303,7 +303,7 @@ def pas_tp(graph: Graph, cfg) -> Iterator[OpPlan]:
     sometimes_whole = cfg.pas_config.get("enable_random_replicated", False)
     for op in get_pas_ops(graph):
         places = [p for p in op.partitions() if op.extent(p) % cfg.plan_ngpus == 0]
-        if op._facts["pinned"] or op._facts["at_start"] or not places:
+        if op._facts["pinned"] or op._facts["constant"] or not places:
             continue
         if sometimes_whole and draw.random() < 0.5:
             continue
@@ -313,7 +313,7 @@ def pas_tp(graph: Graph, cfg) -> Iterator[OpPlan]:
 def pas_data(graph: Graph, cfg) -> Iterator[OpPlan]:
     """The first dimension of each operator's first input, where it can be split evenly."""
     for op in get_pas_ops(graph):
-        if op._facts["pinned"] or op._facts["at_start"]:
+        if op._facts["pinned"] or op._facts["constant"]:
             continue
         for place in op.partitions():
             if place == OpPartition(0, 0) and op.extent(place) % cfg.plan_ngpus == 0:
