@@ -32,7 +32,7 @@ RANKS = 2
 BATCH, LENGTH, LAYERS, HIDDEN, HEADS = 8, 128, 4, 256, 8
 BATCHES = 4  # different ones, in turn
 OURS = ("searched", "data", "data, async", "tensor")
-DATA, TENSOR = "DDP", ("DTensor", "DTensor, sequence")
+DATA, TENSOR = "DDP", ("DTensor", "DTensor, sequence", "DTensor, tuned")
 MODELS = ("gpt", "llama")
 
 Step = Callable[[int], torch.Tensor]
@@ -50,7 +50,7 @@ def gpt(vocabulary: int) -> nn.Module:
 def llama(vocabulary: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=HIDDEN,
@@ -63,6 +63,19 @@ def llama(vocabulary: int) -> nn.Module:
             attn_implementation="sdpa",
         )
     )
+    return OnlyLoss(model)
+
+
+class OnlyLoss(nn.Module):
+    """Without the logits, which a training step does not need: else our plans would gather them, as forward's results
+    are whole on each rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.causal = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.causal(input_ids=input_ids, labels=labels).loss
 
 
 def make(name: str) -> tuple[nn.Module, list[dict[str, torch.Tensor]]]:
@@ -75,10 +88,6 @@ def make(name: str) -> tuple[nn.Module, list[dict[str, torch.Tensor]]]:
         tokens = torch.randint(0, vocabulary, (BATCH, LENGTH))
         batches.append({first: tokens, "labels": tokens.roll(-1, 1) if name == "gpt" else tokens})
     return model, batches
-
-
-def loss_of(output) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else output["loss"]
 
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "fc1", "gate_proj", "up_proj")
@@ -101,6 +110,19 @@ def megatron(graph, cfg) -> Iterator:
         yield OpPlan(op, partition=partition)
 
 
+def halves(graph, cfg) -> Iterator:
+    """Linear layers, attention and the tokens' embedding by the batch; what lies between follows."""
+    from nnscaler.policies import OpPartition, OpPlan, get_pas_ops
+
+    for op in get_pas_ops(graph):
+        by_batch = (
+            op.signature == "torch.nn.functional.linear"
+            or op.signature.endswith("scaled_dot_product_attention")
+            or op.fqn.endswith(("token_embedding", "embed_tokens"))
+        )
+        yield OpPlan(op, partition=OpPartition(input=0, dim=0) if by_batch else "auto")
+
+
 # The variants: each a function that runs one step on a batch and returns the loss.
 
 
@@ -114,7 +136,7 @@ def ours(name: str, variant: str, optimizer_kind: str, directory: str) -> Step:
     import nnscaler
 
     model, batches = make(name)
-    policy = {"searched": "autodist", "tensor": megatron}.get(variant, "data")
+    policy = {"searched": "autodist", "tensor": megatron}.get(variant, halves)
     parallel = nnscaler.parallelize(
         model,
         batches[0],
@@ -132,7 +154,7 @@ def ours(name: str, variant: str, optimizer_kind: str, directory: str) -> Step:
     optimizer = nnscaler.build_optimizer(parallel, function, **options)
 
     def step(i: int) -> torch.Tensor:
-        loss = loss_of(parallel(**batches[i % BATCHES]))
+        loss = parallel(**batches[i % BATCHES])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -146,7 +168,7 @@ def plain(model: nn.Module, batches: list[dict], optimizer_kind: str) -> Step:
     optimizer = function(model.parameters(), **options)
 
     def step(i: int) -> torch.Tensor:
-        loss = loss_of(model(**batches[i % BATCHES]))
+        loss = model(**batches[i % BATCHES])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -164,11 +186,12 @@ def ddp(name: str, optimizer_kind: str) -> Step:
     return plain(parallel, halves, optimizer_kind)
 
 
-def dtensor(name: str, sequence: bool, optimizer_kind: str) -> Step:
-    """As PyTorch's tutorial on tensor parallelism, with one addition in its favour.
+def dtensor(name: str, variant: str, optimizer_kind: str) -> Step:
+    """As PyTorch's tutorial on tensor parallelism has it.
 
-    `PrepareModuleInput` makes the input of a block's layers a DTensor once, so that its gradients are added before one
-    all-reduce, not sent layer by layer. Attention itself runs on local tensors.
+    Attention runs on local tensors: DTensor cannot split the CPU's attention kernel. "tuned" is what one who knows
+    DTensor well would add: `PrepareModuleInput` makes the input of a block's layers a DTensor once, so that its
+    gradients are added before one all-reduce, not sent layer by layer.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
@@ -181,6 +204,7 @@ def dtensor(name: str, sequence: bool, optimizer_kind: str) -> Step:
     )
 
     model, batches = make(name)
+    sequence, tuned = variant.endswith("sequence"), variant.endswith("tuned")
     outside = Shard(1) if sequence else Replicate()
     rows = {"output_layouts": outside}
     prepare = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
@@ -202,7 +226,7 @@ def dtensor(name: str, sequence: bool, optimizer_kind: str) -> Step:
         if sequence:
             last["norm"] = SequenceParallel(use_local_output=True)
     else:
-        layers, first = "model.layers", "model.layers.0"
+        layers, first = "causal.model.layers", "causal.model.layers.0"
         plan = {
             "self_attn": PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": outside},
@@ -214,12 +238,14 @@ def dtensor(name: str, sequence: bool, optimizer_kind: str) -> Step:
             "mlp.up_proj": ColwiseParallel(),
             "mlp.down_proj": RowwiseParallel(**rows),
         }
-        norms, last = ("input_layernorm", "post_attention_layernorm"), {"lm_head": head}
+        norms, last = ("input_layernorm", "post_attention_layernorm"), {"causal.lm_head": head}
         if sequence:
-            last["model.norm"] = SequenceParallel(use_local_output=True)
+            last["causal.model.norm"] = SequenceParallel(use_local_output=True)
     attention = "attention" if name == "gpt" else "self_attn"
     for projection in ("q_proj", "k_proj", "v_proj"):
         plan[f"{attention}.{projection}"] = ColwiseParallel()
+    if not (sequence or tuned):
+        del plan[attention], plan["mlp"]
     whole = {f"{layers}.*.{key}": value for key, value in plan.items()} | last
     if sequence:
         whole |= {f"{layers}.*.{norm}": SequenceParallel() for norm in norms}
@@ -256,8 +282,7 @@ def rank_main(name: str, rounds: int, warm_up: int, optimizer_kind: str, directo
     rank = dist.get_rank()
     steps: dict[str, Step] = {v: ours(name, v, optimizer_kind, directory) for v in OURS}
     steps[DATA] = ddp(name, optimizer_kind)
-    steps[TENSOR[0]] = dtensor(name, False, optimizer_kind)
-    steps[TENSOR[1]] = dtensor(name, True, optimizer_kind)
+    steps |= {variant: dtensor(name, variant, optimizer_kind) for variant in TENSOR}
     times: dict[str, list] = {variant: [] for variant in steps}
     losses: dict[str, list] = {variant: [] for variant in steps}
     draw = random.Random(0)
@@ -397,7 +422,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="rounds measured (default 30)")
     parser.add_argument("--warm-up", type=int, default=3, help="rounds before them (default 3)")
     parser.add_argument("--model", choices=MODELS, help="one of them only")
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(sgd)")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw", help="(adamw)")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
@@ -415,12 +440,14 @@ def main() -> None:
             f"{name}: {LAYERS} layers, hidden {HIDDEN}, batch {BATCH} x {LENGTH}, {given.optimizer}, {RANKS} ranks, "
             f"{given.rounds} rounds; processor time as ratio, median [95 %]"
         )
-        print(f"  {'':<18}  tokens/s  processor/step  / {DATA:<18} / {TENSOR[0]:<18} / {TENSOR[1]}")
+        others = "".join(f"/ {other:<19}" for other in (DATA, *TENSOR))
+        print(f"  {'':<18}  tokens/s  processor/step  {others}")
         for variant, row in result["variants"].items():
             beside = [show(row.get(f"processor / {other}")) for other in (DATA, *TENSOR)]
             print(
                 f"  {variant:<18} {row['tokens_per_second']:9.0f}  {1e3 * row['processor_seconds']:11.1f} ms  "
-                f"  {beside[0]:<20} {beside[1]:<20} {beside[2]}"
+                + "  "
+                + " ".join(f"{text:<20}" for text in beside)
             )
         apart = max(row["losses_apart"] for row in result["variants"].values())
         print(f"  losses agree to {apart:.0e}")
