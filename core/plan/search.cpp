@@ -309,7 +309,6 @@ int ProblemBuilder::edge_matrix(int shape, int from_port, int to_port, bool twic
 Cost ProblemBuilder::operator_cost(size_t index, const Choice& choice) {
   const Operator& op = graph_.operators[index];
   const BoundRule& rule = prepared_.rules[index];
-  if (prepared_.hoisted[index]) return 0;
   const bool backward = !options_.inference && any_requires_grad(graph_, op) &&
                         std::any_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
                           return id.valid() && graph_.value(id).requires_grad;
@@ -363,14 +362,14 @@ int ProblemBuilder::operator_class(size_t index) {
   auto forced = options_.forced.find(static_cast<int>(index));
   const bool free =
       forced != options_.forced.end() && forced->second == std::vector<std::string>{"auto"};
-  const bool only_replicated = prepared_.pinned[index] || prepared_.hoisted[index] ||
+  const bool only_replicated = prepared_.pinned[index] || prepared_.constant[index] ||
                                (options_.others_replicate && forced == options_.forced.end());
   std::string key = op.target;
   for (const Argument& argument : op.args)
     key += "|" + argument.name + "=" + arg_key(graph_, argument.value);
   key += "->";
   for (const ValueId id : op.outputs) key += tensor_key(graph_, id) + ";";
-  key += fmt::format("#{}{}{}c{}", only_replicated ? 1 : 0, prepared_.hoisted[index] ? 1 : 0,
+  key += fmt::format("#{}{}{}c{}", only_replicated ? 1 : 0, prepared_.constant[index] ? 1 : 0,
                      in_recompute(prepared_, index) ? 1 : 0, match.constraint);
   if (graph_.leaf(op.target)) key += rule.annotation;
   if (free) forced = options_.forced.end();
@@ -519,8 +518,8 @@ void ProblemBuilder::build() {
     if (value.is_symbol || prepared_.tied[v] ||
         (num_uses == 0 && value.kind != ValueKind::kParameter))
       continue;
-    // What is computed once at start-up is whole, and its parts are cut at start-up too.
-    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)])
+    // Constants are whole on every rank; cutting a part of one is a view.
+    if (value.producer.valid() && prepared_.constant[static_cast<size_t>(value.producer.index)])
       continue;
     const int shape = shape_class(id);
     const bool produced = value.kind == ValueKind::kIntermediate && value.producer.valid();
@@ -645,7 +644,7 @@ class Accountant {
       entry.backward_ps = backward.cost * options_.microbatches;
       entry.backward_bytes = backward.sent_bytes * options_.microbatches;
     }
-    if (value.producer.valid() && prepared_.hoisted[static_cast<size_t>(value.producer.index)]) {
+    if (value.producer.valid() && prepared_.constant[static_cast<size_t>(value.producer.index)]) {
       entry.forward_ps = entry.backward_ps = 0;
     }
     plan_.communication_ps += entry.forward_ps + entry.backward_ps;
