@@ -58,6 +58,19 @@ def all_to_all(out: torch.Tensor, x: torch.Tensor, group, field: str) -> None:
     _block(field, x.nbytes, 1, group, x, lambda: dist.all_to_all_single(got, flat, group=group))
 
 
+def swap(x: torch.Tensor, group, field: str) -> torch.Tensor:
+    """Sends ``x``, contiguous, to the other rank of a group of two; what came from there."""
+    got = torch.empty_like(x)
+    splits = [0, 0]
+    splits[1 - dist.get_rank(group)] = x.numel()
+    flat, out = x.view(-1), got.view(-1)
+    _block(
+        field, 2 * x.nbytes, 1, group, x,
+        lambda: dist.all_to_all_single(out, flat, splits, splits, group=group),
+    )  # fmt: skip
+    return got
+
+
 def broadcast(x: torch.Tensor, src: int, group, field: str = "broadcast") -> None:
     """Copies ``x`` of rank ``src`` of the job to the group."""
     if group is not None:

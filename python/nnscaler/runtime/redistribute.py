@@ -131,12 +131,16 @@ def _compile(mesh: Mesh, steps) -> Move | None:
     return chain
 
 
-def _parts(x: torch.Tensor, dim: int, n: int, step: Step) -> torch.Tensor:
-    """``x`` cut into n along ``dim``, the parts stacked in front, contiguous."""
+def _check_divides(x: torch.Tensor, dim: int, n: int, step: Step) -> None:
     if x.shape[dim] % n:
         raise InputError(
             f"{step.kind} over {step.axis}: dim {dim} of {tuple(x.shape)} does not divide by {n}"
         )
+
+
+def _parts(x: torch.Tensor, dim: int, n: int, step: Step) -> torch.Tensor:
+    """``x`` cut into n along ``dim``, the parts stacked in front, contiguous."""
+    _check_divides(x, dim, n, step)
     if dim == 0:
         return x.unflatten(0, (n, -1)).contiguous()
     return x.unflatten(dim, (n, -1)).movedim(dim, 0).contiguous()
@@ -147,6 +151,20 @@ def _join(parts: torch.Tensor, dim: int) -> torch.Tensor:
     if dim == 0:
         return parts.flatten(0, 1)
     return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
+
+
+# Between two ranks on CPUs, each sends what the other lacks and nothing to itself; all else is one copy.
+
+
+def _halves(x: torch.Tensor, dim: int, place: int, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's half of ``x`` along ``dim``, and the other's; views."""
+    _check_divides(x, dim, 2, step)
+    halves = x.chunk(2, dim)
+    return halves[place], halves[1 - place]
+
+
+def _join_halves(own: torch.Tensor, other: torch.Tensor, dim: int, place: int) -> torch.Tensor:
+    return torch.cat((own, other) if place == 0 else (other, own), dim)
 
 
 def _move(mesh: Mesh, step: Step) -> Move:
@@ -170,6 +188,9 @@ def _move(mesh: Mesh, step: Step) -> Move:
     elif kind == "all_gather":
 
         def move(x):
+            if n == 2 and x.device.type == "cpu":
+                other = comm.swap(x.contiguous(), group, field)
+                return _join_halves(x, other, dim, place)
             out = x.new_empty((n, *x.shape))
             comm.all_gather(out, x.contiguous(), group, field)
             return _join(out, dim)
@@ -177,6 +198,9 @@ def _move(mesh: Mesh, step: Step) -> Move:
     elif kind == "all_to_all":
 
         def move(x):
+            if n == 2 and x.device.type == "cpu":
+                own, theirs = _halves(x, to_dim, place, step)
+                return _join_halves(own, comm.swap(theirs.contiguous(), group, field), dim, place)
             parts = _parts(x, to_dim, n, step)
             out = torch.empty_like(parts)
             comm.all_to_all(out, parts, group, field)
@@ -193,6 +217,9 @@ def _move(mesh: Mesh, step: Step) -> Move:
     elif kind == "reduce_scatter":
 
         def move(x):
+            if n == 2 and x.device.type == "cpu":
+                own, theirs = _halves(x, dim, place, step)
+                return comm.swap(theirs.contiguous(), group, field).add_(own)
             parts = _parts(x, dim, n, step)
             out = parts.new_empty(parts.shape[1:])
             comm.reduce_scatter(out, parts, group, field)
