@@ -47,7 +47,7 @@ def drawn(archive, sizes, seed):
     result = {}
     for op in json.loads(_core.operators(archive))["operators"]:
         names = [n["name"] for n in op["names"] if n["splittable"] and n["extent"] % total == 0]
-        if op["pinned"] or op["at_start"]:
+        if op["pinned"] or op["constant"]:
             continue
         # One name on every axis, or one of them replicated: two names may meet in one dim.
         name = draw.choice([*names, "replicate"])
