@@ -153,6 +153,13 @@ const SourceLine* Graph::source_of(const Operator& op) const {
   return trace.empty() ? nullptr : &trace.back();
 }
 
+bool Graph::in_recompute_region(const Operator& op) const {
+  for (int region = op.region; region >= 0; region = regions[static_cast<size_t>(region)].parent) {
+    if (regions[static_cast<size_t>(region)].kind == RegionKind::kRecompute) return true;
+  }
+  return false;
+}
+
 const LeafFunction* Graph::leaf(const std::string& target) const {
   const auto found = std::ranges::find(leaves, target, &LeafFunction::target);
   return found == leaves.end() ? nullptr : &*found;

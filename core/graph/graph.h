@@ -292,6 +292,8 @@ struct Graph {
   /// transformers, that is the library's); nullptr without a trace.
   const SourceLine* source_of(const Operator& op) const;
   const LeafFunction* leaf(const std::string& target) const;
+  /// Whether an operator runs inside a region that backward recomputes.
+  bool in_recompute_region(const Operator& op) const;
   /// Operators that read each value, in order; a graph output does not count.
   std::vector<std::vector<OpId>> readers() const;
 };

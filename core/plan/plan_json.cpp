@@ -146,7 +146,11 @@ std::string to_json(const Plan& plan, const Prepared& prepared) {
     if (plan.constraint_of[i] >= 0) row["rule"] = plan.constraint_of[i];
     if (prepared.constant[i]) row["constant"] = true;
     if (prepared.pinned[i]) row["in_place"] = true;
-    if (prepared.recompute_group[i] >= 0) row["recompute"] = prepared.recompute_group[i];
+    if (prepared.recompute_group[i] >= 0) {
+      row["recompute"] = prepared.recompute_group[i];
+    } else if (graph.in_recompute_region(op)) {
+      row["recompute"] = "checkpoint";
+    }
     rows.push_back(std::move(row));
   }
   write_list(text, "operators", rows);
@@ -399,6 +403,13 @@ Json parse_json(const std::string& text, const std::string& file) {
   }
 }
 
+void check_format(const Reader& root) {
+  if (root["format"].integer() != kFormat) {
+    root["format"].fail(fmt::format("format {} is not known to nnscaler {}, which reads format {}",
+                                    root["format"].integer(), kVersion, kFormat));
+  }
+}
+
 std::vector<Placement> placements(const Layout& layout, bool gradient) {
   std::vector<Placement> result;
   for (const AxisLayout& axis : layout) result.push_back(gradient ? axis.gradient : axis.value);
@@ -409,17 +420,16 @@ std::vector<Placement> placements(const Layout& layout, bool gradient) {
 
 std::string recompute_modules_of(const std::string& text, const std::string& file) {
   const Json json = parse_json(text, file);
-  return Reader(json, file, "")["options"]["recompute_modules"].text();
+  const Reader root(json, file, "");
+  check_format(root);
+  return root["options"]["recompute_modules"].text();
 }
 
 Plan plan_from_json(const std::string& text, const std::string& file, const Prepared& prepared) {
   const Json json = parse_json(text, file);
   const Reader root(json, file, "");
   const Graph& graph = prepared.graph;
-  if (root["format"].integer() != kFormat) {
-    root["format"].fail(fmt::format("format {} is not known to nnscaler {}, which reads format {}",
-                                    root["format"].integer(), kVersion, kFormat));
-  }
+  check_format(root);
   Plan plan;
   plan.archive = root["archive"]["path"].text();
   plan.archive_digest = root["archive"]["digest"].text();

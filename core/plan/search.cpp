@@ -74,13 +74,8 @@ std::string arg_key(const Graph& graph, const ArgValue& value) {
 }
 
 bool in_recompute(const Prepared& prepared, size_t op) {
-  if (prepared.recompute_group[op] >= 0) return true;
-  for (int region = prepared.graph.operators[op].region; region >= 0;
-       region = prepared.graph.regions[static_cast<size_t>(region)].parent) {
-    if (prepared.graph.regions[static_cast<size_t>(region)].kind == RegionKind::kRecompute)
-      return true;
-  }
-  return false;
+  return prepared.recompute_group[op] >= 0 ||
+         prepared.graph.in_recompute_region(prepared.graph.operators[op]);
 }
 
 bool any_requires_grad(const Graph& graph, const Operator& op) {
@@ -745,7 +740,7 @@ class Accountant {
         // A redistributed copy of a parameter is ours too.
         const bool copy = !own && layout != base_layout(id, produced_layout(prepared_, plan_, id));
         if (base.kind == ValueKind::kInput && !copy) {
-          if (group < 0 && kept.insert({root, Redistributor::values(layout)}).second) {
+          if (kept.insert({root, Redistributor::values(layout)}).second) {
             plan_.memory.activations += local_bytes(value, layout, options_.mesh);
           }
           return;
@@ -1018,6 +1013,32 @@ class BudgetSearch {
 
 }  // namespace
 
+namespace {
+
+/// One warning for all operators that have no partition rule.
+void warn_of_unknown(const Prepared& prepared, Plan& plan) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (size_t i = 0; i < prepared.graph.operators.size(); ++i) {
+    if (prepared.rules[i].known) continue;
+    const Operator& op = prepared.graph.operators[i];
+    std::string name = prepared.rules[i].signature;
+    if (const SourceLine* source = prepared.graph.source_of(op)) {
+      name +=
+          fmt::format(" ({}:{})", source->file.substr(source->file.rfind('/') + 1), source->line);
+    }
+    if (seen.insert(name).second) names.push_back(name);
+  }
+  if (names.empty()) return;
+  plan.warnings.push_back(
+      fmt::format("{} without a partition rule, replicated: {}; to have one split, put it into a "
+                  "function and register that with "
+                  "nnscaler.register_op",
+                  names.size() == 1 ? "an operator is" : "operators are", join(names, ", ")));
+}
+
+}  // namespace
+
 Plan search(const Prepared& prepared, const PlanOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   ProblemBuilder builder(prepared, options);
@@ -1038,6 +1059,7 @@ Plan search(const Prepared& prepared, const PlanOptions& options) {
       "sum of computation, redistributions and gradient reductions of one step; no overlap of "
       "computation and "
       "communication is assumed, gradients travel in buckets of 25 MiB";
+  warn_of_unknown(prepared, plan);
   plan.search_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (plan.memory.total() > plan.budget_bytes) refuse_memory(plan);

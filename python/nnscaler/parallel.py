@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import logging
 import os
 import shutil
 import sys
@@ -24,6 +25,8 @@ from nnscaler.runtime.agreement import on_rank0, verify_agreement
 from nnscaler.runtime.mesh import world_rank, world_size
 from nnscaler.runtime.module import ParallelModule
 from nnscaler.version import __version__
+
+_logger = logging.getLogger(__name__)
 
 ARCHIVE = "model.pt2"
 PLAN = "plan.json"
@@ -286,6 +289,8 @@ def _plan_and_write(
             options["memory_bytes"] = 1 << 59  # the user's own choice is not refused
         text = _core.plan(str(archive), **options)
         name = PLAN
+    for warning in json.loads(text)["warnings"]:
+        _logger.warning(warning)
     if config.use_end2end:
         _check_end2end(archive)
     for file, source in _core.emit(str(archive), text, name).items():
