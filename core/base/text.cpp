@@ -14,6 +14,7 @@
 #include <numeric>
 #include <sstream>
 #include <system_error>
+#include <unordered_set>
 
 #include "core/base/error.h"
 
@@ -37,6 +38,15 @@ std::string strip(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return "";
   return std::string(text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1));
+}
+
+bool is_python_keyword(std::string_view word) {
+  static const std::unordered_set<std::string_view> keywords = {
+      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
+      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
+      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
+      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
+  return keywords.count(word) > 0;
 }
 
 int edit_distance(std::string_view a, std::string_view b) {
@@ -188,24 +198,52 @@ std::string read_file(const std::string& path) {
   return std::move(text).str();
 }
 
+std::string parser_reason(std::string_view what) {
+  if (what.starts_with('[')) what.remove_prefix(std::min(what.find("] ") + 2, what.size()));
+  constexpr size_t kLongest = 200;
+  std::string reason(what.substr(0, kLongest));
+  for (char& c : reason) {
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  }
+  return what.size() > kLongest ? reason + "..." : reason;
+}
+
 void write_file(const std::string& path, std::string_view text) {
-  const std::string temporary = fmt::format("{}.tmp{}", path, getpid());
+  const auto fail = [&](const std::string& reason) {
+    throw InputError(fmt::format("{}: cannot be written: {}", path, reason));
+  };
+  std::error_code status;
+  // What a link leads to is written, not the link; canonical() fails for what isn't there yet.
+  std::filesystem::path target = std::filesystem::canonical(path, status);
+  if (status) target = path;
+  const std::filesystem::file_type type = std::filesystem::status(target, status).type();
+  if (type == std::filesystem::file_type::directory) fail("it is a directory");
+  const std::filesystem::path folder = target.parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder, status)) {
+    fail(fmt::format("there is no directory {}", folder.string()));
+  }
+  const bool in_place =
+      type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found;
+  const std::string temporary =
+      in_place ? target.string() : fmt::format("{}.tmp{}", target.string(), getpid());
+  const auto clean_up = [&] {
+    std::error_code ignored;
+    if (!in_place) std::filesystem::remove(temporary, ignored);
+  };
   errno = 0;
   std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
   stream.write(text.data(), static_cast<std::streamsize>(text.size()));
   stream.close();
   if (!stream) {
     const std::string reason = std::strerror(errno);
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    throw InputError(fmt::format("{}: cannot be written: {}", path, reason));
+    clean_up();
+    fail(reason);
   }
-  std::error_code status;
-  std::filesystem::rename(temporary, path, status);
+  if (in_place) return;
+  std::filesystem::rename(temporary, target, status);
   if (status) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    throw InputError(fmt::format("{}: cannot be written: {}", path, status.message()));
+    clean_up();
+    fail(status.message());
   }
 }
 

@@ -16,6 +16,9 @@ std::vector<std::string> split(std::string_view text, char separator);
 /// `text` without blanks at either end.
 std::string strip(std::string_view text);
 
+/// Whether Python reserves `word`, so that nothing can have it as its name.
+bool is_python_keyword(std::string_view word);
+
 /// Levenshtein distance, insertions, deletions and substitutions each 1.
 int edit_distance(std::string_view a, std::string_view b);
 
@@ -44,8 +47,13 @@ std::string digest(std::string_view text);
 /// reason.
 std::string read_file(const std::string& path);
 
+/// What a JSON parser's exception says, without its tag ("[json.exception.type_error.302] ") and
+/// not longer than a line.
+std::string parser_reason(std::string_view what);
+
 /// Writes `text` to a temporary file beside `path` and renames it, so that no half-written file is
-/// ever seen. Raises InputError when that fails, naming the file and the system's reason.
+/// ever seen; a link stays, and a device or a pipe is written to. Raises InputError when that
+/// fails, naming the file and the system's reason.
 void write_file(const std::string& path, std::string_view text);
 
 }  // namespace nnscaler

@@ -20,15 +20,28 @@ struct Options {
   bool json = false;
 };
 
+/// Programs of an earlier plan with more ranks would run beside the new ones.
+void remove_other_ranks(const std::string& folder,
+                        const std::map<std::string, std::string>& files) {
+  for (int rank = static_cast<int>(files.size());; ++rank) {
+    const std::string name = fmt::format("gencode{}.py", rank);
+    std::error_code ignored;
+    if (files.count(name)) continue;
+    if (!std::filesystem::remove(std::filesystem::path(folder) / name, ignored)) return;
+  }
+}
+
 int run(const Options& given) {
   const std::map<std::string, std::string> files =
       emit_plan(given.archive, read_file(given.plan), given.plan);
   std::error_code status;
   std::filesystem::create_directories(given.output, status);
   if (status)
-    throw InputError(fmt::format("{}: cannot be made: {}", given.output, status.message()));
+    throw InputError(
+        fmt::format("{}: is no directory and cannot be made: {}", given.output, status.message()));
   for (const auto& [name, text] : files)
     write_file((std::filesystem::path(given.output) / name).string(), text);
+  remove_other_ranks(given.output, files);
   const std::string& text = files.at("gencode0.py");
   const auto lines = std::count(text.begin(), text.end(), '\n');
   if (given.json) {

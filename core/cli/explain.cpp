@@ -33,6 +33,14 @@ Json read_plan(const std::string& path) {
   if (!json.is_object() || !json.contains("format") || json.at("format") != 1) {
     throw InputError(fmt::format("{}: is no plan of format 1; make one with nnscaler plan", path));
   }
+  for (const char* key : {"archive", "model", "mesh", "options", "certificate", "time_ps",
+                          "memory_bytes", "rules", "operators", "redistributions", "reductions"}) {
+    if (!json.contains(key)) {
+      throw InputError(fmt::format(
+          "{}: is no complete plan: \"{}\" is missing; make it again with nnscaler plan", path,
+          key));
+    }
+  }
   return json;
 }
 
@@ -150,7 +158,8 @@ void print_summary(Listing& out, const Json& plan) {
   out.add("{} on {} ({}, {} a node; {} optimizer, {}, {})\n", plan.at("model").get<std::string>(),
           plan.at("mesh").get<std::string>(), options.at("device").get<std::string>(),
           integer(options.at("devices_per_node")), options.at("optimizer").get<std::string>(),
-          integer(options.at("microbatches")), integer(options.at("units")));
+          counted(options.at("microbatches"), "microbatch", "microbatches"),
+          counted(options.at("units"), "copy", "copies"));
   const Json& certificate = plan.at("certificate");
   const Json& time = plan.at("time_ps");
   out.add("step {}: computation {}, redistribution {}, gradient reduction {}\n",

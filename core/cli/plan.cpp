@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -26,15 +28,41 @@ std::map<int, std::vector<std::string>> read_partitions(const std::string& path)
   std::map<int, std::vector<std::string>> result;
   try {
     const auto json = nlohmann::json::parse(read_file(path));
-    for (const auto& [key, value] : json.items())
-      result[std::stoi(key)] = value.get<std::vector<std::string>>();
+    if (!json.is_object()) {
+      throw InputError(path +
+                       ": is no object; write {\"operator number\": [\"its partition\", ...]}");
+    }
+    for (const auto& [key, value] : json.items()) {
+      int index = -1;
+      const auto [end, status] = std::from_chars(key.data(), key.data() + key.size(), index);
+      if (status != std::errc() || end != key.data() + key.size() || index < 0) {
+        throw InputError(fmt::format("{}: \"{}\" is no operator number", path, key));
+      }
+      if (!value.is_array() ||
+          !std::ranges::all_of(value, [](const auto& e) { return e.is_string(); })) {
+        throw InputError(fmt::format(
+            "{}: operator {} has no list of texts; write its partition on each mesh axis", path,
+            key));
+      }
+      result[index] = value.get<std::vector<std::string>>();
+    }
   } catch (const nlohmann::json::exception& error) {
-    throw InputError(fmt::format("{}: is no object of operator number -> list of partitions: {}",
-                                 path, error.what()));
-  } catch (const std::logic_error&) {
-    throw InputError(fmt::format("{}: a key is no operator number", path));
+    throw InputError(fmt::format("{}: is not JSON: {}", path, parser_reason(error.what())));
   }
   return result;
+}
+
+/// An option's number, from 1 on.
+CLI::Validator count_to(int max) {
+  return CLI::Validator(
+      [max](std::string& text) {
+        int value = 0;
+        const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+        const bool right =
+            status == std::errc() && end == text.data() + text.size() && value >= 1 && value <= max;
+        return right ? "" : fmt::format("\"{}\" is no number from 1 to {}", text, max);
+      },
+      "");
 }
 
 int run(const Options& given) {
@@ -124,7 +152,8 @@ std::function<int()> add_plan(CLI::App& app) {
   auto given = std::make_shared<Options>();
   app.add_option("archive", given->archive, "model.pt2, from nnscaler export")->required();
   app.add_option("--mesh", given->mesh, "named axes and their sizes, such as dp=4,tp=2");
-  app.add_option("--ngpus", given->ngpus, "number of devices, all on one axis");
+  app.add_option("--ngpus", given->ngpus, "number of devices, all on one axis")
+      ->check(count_to(1 << 24));
   app.add_option("--cluster", given->cluster,
                  "a device in the box (nnscaler devices) or a YAML file; default cpu");
   app.add_option("--constraints", given->constraints, "YAML list of rules that the plan must obey");
@@ -135,9 +164,9 @@ std::function<int()> add_plan(CLI::App& app) {
   app.add_option("--memory", given->memory,
                  "budget of a device, such as 70GiB; default 0.8 of the device's");
   app.add_option("--units", given->units, "data-parallel copies of the plan")
-      ->check(CLI::PositiveNumber);
+      ->check(count_to(1 << 24));
   app.add_option("--microbatches", given->microbatches, "forward and backward passes a step")
-      ->check(CLI::PositiveNumber);
+      ->check(count_to(1 << 24));
   app.add_option("--partitions", given->partitions,
                  "JSON file: operator number -> its partition on each axis");
   app.add_option("--dump-problem", given->dump,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/emit/emit.h"
 #include "core/graph/archive.h"
@@ -17,6 +18,12 @@ Prepared open_archive(const std::string& archive, const std::string& recompute_m
 
 Plan plan_archive(const Prepared& prepared, const std::string& archive,
                   const PlanOptions& options) {
+  if (!options.forced.empty() &&
+      options.forced.rbegin()->first >= static_cast<int>(prepared.graph.operators.size())) {
+    throw InputError(fmt::format("a partition is given for operator {}, but {} has {} operators",
+                                 options.forced.rbegin()->first, archive,
+                                 prepared.graph.operators.size()));
+  }
   Plan plan = search(prepared, options);
   plan.archive = archive;
   plan.archive_digest = prepared.graph.digest;

@@ -1,5 +1,9 @@
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "core/base/error.h"
@@ -49,6 +53,36 @@ std::string one_line(std::string text) {
   return text;
 }
 
+/// What is wrong with the arguments, where CLI11 says it badly; else its own words.
+std::string usage_mistake(const CLI::App& app, const std::vector<std::string>& arguments,
+                          const CLI::ParseError& error) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const auto unknown = [](const std::string& word, const char* what,
+                          const std::vector<std::string>& known) {
+    return fmt::format("\"{}\" is no {}{}", word, what, did_you_mean(word, known));
+  };
+  if (chosen.empty() && !arguments.empty()) {
+    std::vector<std::string> names;
+    for (const Verb& verb : verbs()) names.push_back(verb.name);
+    const bool option = arguments[0].starts_with('-');
+    return unknown(arguments[0], option ? "option" : "verb",
+                   option ? std::vector<std::string>() : names);
+  }
+  if (!chosen.empty() && dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : chosen[0]->get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+    std::string first;
+    for (const std::string& word : chosen[0]->remaining()) {
+      if (word.starts_with('-')) return unknown(word, "option", names);
+      if (first.empty()) first = word;
+    }
+    return fmt::format("\"{}\" is one argument too many", first);
+  }
+  return one_line(error.what());
+}
+
 /// One line a mistake; a file's mistakes are reported together.
 int fail(int status, const std::string& message) {
   std::fflush(stdout);
@@ -65,10 +99,15 @@ int run_cli(const std::vector<std::string>& arguments) {
   app.set_version_flag("--version", std::string("nnscaler ") + kVersion);
   app.require_subcommand(1);
   std::function<int()> chosen;
+  const CLI::Validator not_empty(
+      [](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, "");
   for (const Verb& verb : verbs()) {
     CLI::App* sub = app.add_subcommand(verb.name, verb.help);
     sub->footer(std::string("Example:\n  ") + verb.example);
     sub->callback([&chosen, run = verb.add(*sub)] { chosen = run; });
+    for (CLI::Option* option : sub->get_options()) {
+      if (option->get_items_expected_max() > 0) option->check(not_empty);
+    }
   }
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
@@ -77,10 +116,15 @@ int run_cli(const std::vector<std::string>& arguments) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     std::string verb;
     for (const CLI::App* sub : app.get_subcommands()) verb = " " + sub->get_name();
-    return fail(2, one_line(error.what()) + "; see nnscaler" + verb + " --help");
+    return fail(2, usage_mistake(app, arguments, error) + " (see nnscaler" + verb + " --help)");
   }
   try {
-    return chosen();
+    const int status = chosen();
+    errno = 0;
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
+    }
+    return status;
   } catch (const InfeasibleError& error) {
     return fail(3, error.what());
   } catch (const InternalError& error) {

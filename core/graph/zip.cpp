@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -44,6 +45,10 @@ struct Zip::OpenFile {
 };
 
 Zip::Zip(const std::string& path) : name_(path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    throw InputError(path + ": is a directory, not a file");
+  }
   int code = 0;
   errno = 0;
   archive_ = zip_open(path.c_str(), ZIP_RDONLY, &code);
@@ -81,6 +86,11 @@ Zip::Zip(std::string_view bytes, std::string name) : name_(std::move(name)) {
 
 Zip::~Zip() {
   if (archive_ != nullptr) zip_discard(handle(archive_));
+}
+
+/// libzip's reason, such as "CRC error".
+static std::string damage(zip_file_t* file) {
+  return fmt::format("{}; the archive is damaged, write it again", zip_file_strerror(file));
 }
 
 void Zip::fail(std::string_view entry, std::string_view what) const {
@@ -136,7 +146,7 @@ Buffer Zip::read(std::string_view entry, int64_t limit) const {
   while (true) {
     const zip_int64_t got =
         zip_fread(input.file.get(), buffer.data() + done, input.stat.size - done);
-    if (got < 0) fail(entry, zip_file_strerror(input.file.get()));
+    if (got < 0) fail(entry, damage(input.file.get()));
     done += static_cast<uint64_t>(got);
     if (done == input.stat.size) break;
     if (got == 0) {
@@ -145,7 +155,7 @@ Buffer Zip::read(std::string_view entry, int64_t limit) const {
   }
   char extra = 0;
   const zip_int64_t rest = zip_fread(input.file.get(), &extra, 1);
-  if (rest < 0) fail(entry, zip_file_strerror(input.file.get()));
+  if (rest < 0) fail(entry, damage(input.file.get()));
   if (rest > 0) fail(entry, "is longer than the archive's directory says");
   return buffer;
 }
@@ -160,21 +170,21 @@ std::string Zip::read_range(std::string_view entry, int64_t offset, int64_t leng
   std::string result(static_cast<size_t>(length), '\0');
   if (input.stat.comp_method == ZIP_CM_STORE) {
     if (zip_fseek(input.file.get(), offset, SEEK_SET) != 0) {
-      fail(entry, zip_file_strerror(input.file.get()));
+      fail(entry, damage(input.file.get()));
     }
   } else {
     for (int64_t skipped = 0; skipped < offset;) {
       char scratch[4096];
       const int64_t step = std::min<int64_t>(offset - skipped, sizeof(scratch));
       const zip_int64_t got = zip_fread(input.file.get(), scratch, static_cast<zip_uint64_t>(step));
-      if (got <= 0) fail(entry, zip_file_strerror(input.file.get()));
+      if (got <= 0) fail(entry, damage(input.file.get()));
       skipped += got;
     }
   }
   for (int64_t done = 0; done < length;) {
     const zip_int64_t got =
         zip_fread(input.file.get(), result.data() + done, static_cast<zip_uint64_t>(length - done));
-    if (got <= 0) fail(entry, zip_file_strerror(input.file.get()));
+    if (got <= 0) fail(entry, damage(input.file.get()));
     done += got;
   }
   return result;

@@ -113,6 +113,11 @@ TEST_F(Files, WriteAndRead) {
   EXPECT_EQ(read_file(path("x")), text);
   write_file(path("x"), "new");
   EXPECT_EQ(read_file(path("x")), "new");
+  std::filesystem::create_symlink(path("x"), path("link"));
+  write_file(path("link"), "through the link");
+  EXPECT_EQ(read_file(path("x")), "through the link");
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  std::filesystem::remove(path("link"));
   // No temporary file stays.
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
@@ -123,10 +128,13 @@ TEST_F(Files, NameWhatIsWrong) {
   EXPECT_EQ(message_of([&] { read_file(folder_.string()); }),
             folder_.string() + ": is a directory, not a file");
   EXPECT_EQ(message_of([&] { write_file(path("none/x"), "text"); }),
-            path("none/x") + ": cannot be written: No such file or directory");
+            path("none/x") + ": cannot be written: there is no directory " + path("none"));
   std::filesystem::create_directory(path("taken"));
   EXPECT_EQ(message_of([&] { write_file(path("taken"), "text"); }),
-            path("taken") + ": cannot be written: Is a directory");
+            path("taken") + ": cannot be written: it is a directory");
+  EXPECT_EQ(message_of([&] { write_file("/dev/full", "text"); }),
+            "/dev/full: cannot be written: No space left on device");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
 

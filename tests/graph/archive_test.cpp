@@ -158,7 +158,7 @@ TEST(Archive, RefusesOtherFiles) {
   std::string damaged = read_file(data_file("mlp"));
   damaged[damaged.find("aten.gelu")] = 'b';
   EXPECT_EQ(message_of([&] { read_archive_bytes(damaged, "x.pt2"); }),
-            "x.pt2: models/model.json: CRC error");
+            "x.pt2: models/model.json: CRC error; the archive is damaged, write it again");
   const std::string whole = read_file(data_file("mlp"));
   EXPECT_EQ(message_of([&] { read_archive_bytes(whole.substr(0, whole.size() / 2), "x.pt2"); }),
             "x.pt2: is not an archive of torch.export: Not a zip archive; write it with "
