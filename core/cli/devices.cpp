@@ -34,9 +34,11 @@ std::function<int()> add_devices(CLI::App& app) {
                      {"within", cluster.within.name},
                      {"between", cluster.between.name}};
       } else {
-        fmt::print("{:<12} {:<28} {:>7.4g} TF {:>10} {:>7.4g} GB/s {:>8}\n", name, device.title,
-                   peak(DType::kBFloat16) / 1e12, format_bytes(device.memory_bytes),
-                   device.bytes_per_second / 1e9, cluster.devices_per_node);
+        const double bf16 = peak(DType::kBFloat16) / 1e12;
+        fmt::print("{:<12} {:<28} {:>10} {:>10} {:>7.4g} GB/s {:>8}\n", name, device.title,
+                   bf16 > 0 ? fmt::format("{:.4g} TF", bf16) : "-",
+                   format_bytes(device.memory_bytes), device.bytes_per_second / 1e9,
+                   cluster.devices_per_node);
       }
     }
     if (*json) fmt::print("{}\n", all.dump(1));

@@ -56,12 +56,13 @@ std::string one_line(std::string text) {
 /// What is wrong with the arguments, where CLI11 says it badly; else its own words.
 std::string usage_mistake(const CLI::App& app, const std::vector<std::string>& arguments,
                           const CLI::ParseError& error) {
+  if (arguments.empty()) return "no verb is given";
   const std::vector<CLI::App*> chosen = app.get_subcommands();
   const auto unknown = [](const std::string& word, const char* what,
                           const std::vector<std::string>& known) {
     return fmt::format("\"{}\" is no {}{}", word, what, did_you_mean(word, known));
   };
-  if (chosen.empty() && !arguments.empty()) {
+  if (chosen.empty()) {
     std::vector<std::string> names;
     for (const Verb& verb : verbs()) names.push_back(verb.name);
     const bool option = arguments[0].starts_with('-');
