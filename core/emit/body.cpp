@@ -67,6 +67,23 @@ const SourceLine* source_line(const Graph& graph, const Operator& op, int frame)
   return found;
 }
 
+namespace {
+
+/// The line of an operator, or of a call: that of the first operator in it that has one.
+const SourceLine* node_line(const Scopes& scopes, const Node& node, int frame) {
+  if (node.kind == Node::Kind::kOp) {
+    return source_line(scopes.graph(), scopes.op(node.index), frame);
+  }
+  const Call& call = scopes.calls[at(node.index)];
+  for (int p = call.begin; p < call.end; ++p) {
+    const Operator& op = scopes.op(scopes.order[at(p)]);
+    if (op.trace >= 0) return source_line(scopes.graph(), op, frame);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 Function::Place Function::place_of(int value, bool inside) const {
   const auto element = [&]() -> Place {
     const auto found = element_of.find(value);
@@ -303,8 +320,8 @@ class BodyBuilder {
     }
     for (const Use& use : node.uses) {
       key += ' ';
-      if (use.variable >= 0) key += std::to_string(use.variable);
       if (!use.has_path) key += 'v';
+      if (use.has_path && use.variable >= 0) key += std::to_string(use.variable);
       for (const std::string& part : use.path) key += is_digits(part) ? ".#" : "." + part;
     }
     key += '\n';
@@ -397,13 +414,12 @@ class BodyBuilder {
   bool fits(const Use& first, const Use& other, int leaf, int t, int base, int length, Slot& slot,
             Match& match) const {
     Slot found;
-    if (first.variable != other.variable || first.has_path != other.has_path ||
-        first.entity.is_module != other.entity.is_module) {
+    if (first.has_path != other.has_path || first.entity.is_module != other.entity.is_module) {
       return false;
     }
     if (first.has_path) {
       int place = -1;
-      if (first.path.size() != other.path.size()) return false;
+      if (first.variable != other.variable || first.path.size() != other.path.size()) return false;
       for (size_t i = 0; i < first.path.size(); ++i) {
         if (first.path[i] == other.path[i]) continue;
         if (place >= 0 || !is_digits(first.path[i]) || !is_digits(other.path[i])) return false;
@@ -416,10 +432,14 @@ class BodyBuilder {
         found.place = place;
         match.indexed = true;
       }
-    } else if (first.entity.is_module || first.variable >= 0) {
+    } else if (first.entity.is_module) {
       if (!(first.entity == other.entity)) return false;
+    } else if (other.variable >= 0) {
+      if (first.variable != other.variable) return false;
     } else {
-      const int a = first.entity.index, b = other.entity.index;
+      // What an outer loop's variable holds may start what this one hands on.
+      const int a = first.variable >= 0 ? -1 : first.entity.index;
+      const int b = other.entity.index;
       const auto in_first = made_in(a, base, length);
       if (const auto inner = made_in(b, base + t * length, length)) {
         if (in_first != inner) return false;
@@ -430,7 +450,8 @@ class BodyBuilder {
         found.source = *before;
         const auto [entry, fresh] =
             match.carried.emplace(*before, typename Match::Start{first, -1});
-        if (!fresh && !(entry->second.initial.entity == first.entity)) return false;
+        const Use& initial = entry->second.initial;
+        if (!(initial.entity == first.entity) || initial.variable != first.variable) return false;
         if (t > 1 && fresh) return false;
         entry->second.last_old = std::max(entry->second.last_old, leaf);
       } else if (a == b) {
@@ -702,8 +723,17 @@ class BodyBuilder {
     const int first = nodes[begin].first_leaf;
     const int last = nodes[end - 1].first_leaf + 1;
     std::vector<int> leaving;
+    std::set<int> moved;  // redistributions of what the line makes and nobody else reads
     for (size_t n = begin; n < end; ++n) {
-      if (is_redistribution(nodes[n])) continue;
+      if (is_redistribution(nodes[n])) {
+        const Use& source = nodes[n].uses[0];
+        const auto made = made_.find(source.entity.index);
+        if (source.has_path || source.variable >= 0 || made == made_.end() ||
+            made->second.first < first || leaves(source.entity.index, first, last)) {
+          continue;
+        }
+        moved.insert(nodes[n].index);
+      }
       for (const int value : nodes[n].results) {
         if (value >= 0 && leaves(value, first, last)) leaving.push_back(value);
       }
@@ -712,7 +742,7 @@ class BodyBuilder {
       const Node& node = nodes[n];
       const auto used = std::count_if(node.results.begin(), node.results.end(),
                                       [](int value) { return value >= 0; });
-      if (is_redistribution(node)) {
+      if (is_redistribution(node) && !moved.contains(node.index)) {
         if (node.results[0] >= 0) hint(node.results[0], redistribution_hint(node));
         continue;
       }
@@ -723,7 +753,7 @@ class BodyBuilder {
         const auto index = static_cast<size_t>(place - leaving.begin());
         if (place != leaving.end()) {
           if (node.kind == Node::Kind::kCall && used > 1) {
-            text = source_hint(scopes_, value, node.index);  // the order of results is ours
+            text = source_hint(scopes_, value, node.index, true);  // the order of results is ours
           } else if (leaving.size() <= targets.size()) {
             text = size_hint(node, line);
             if (text.empty()) text = targets[index];
@@ -790,7 +820,7 @@ class BodyBuilder {
   std::string fallback(const Node& node, int value) const {
     if (node.kind == Node::Kind::kCall) {
       const Call& inner = scopes_.calls[at(node.index)];
-      const std::string own = source_hint(scopes_, value, node.index);
+      const std::string own = source_hint(scopes_, value, node.index, true);
       if (!own.empty()) return own;
       if (!inner.segment) {
         Frame frame;
@@ -826,10 +856,7 @@ class BodyBuilder {
 
   const SourceLine* line_of(const Node& node) const {
     if (node.kind != Node::Kind::kOp && node.kind != Node::Kind::kCall) return nullptr;
-    const int op = node.kind == Node::Kind::kOp
-                       ? node.index
-                       : scopes_.order[at(scopes_.calls[at(node.index)].begin)];
-    return source_line(scopes_.graph(), scopes_.op(op), call_.frame);
+    return node_line(scopes_, node, call_.frame);
   }
 
   void hint_loop(const Loop& loop) {
@@ -1242,7 +1269,7 @@ std::vector<std::string> Bodies::root_values(const std::vector<int>& values) con
 
 /// The last statement, where all that it makes is what the function returns.
 const Node* Bodies::returned(const Function& f) const {
-  if (f.call == 0 || f.nodes.empty() || f.results.empty()) return nullptr;
+  if (f.nodes.empty() || (f.call != 0 && f.results.empty())) return nullptr;
   const Node& node = f.nodes.back();
   if (node.kind != Node::Kind::kOp && node.kind != Node::Kind::kCall) return nullptr;
   const Method& method = classes_.classes[at(f.class_index)].methods[at(f.method)];
@@ -1252,15 +1279,16 @@ const Node* Bodies::returned(const Function& f) const {
     const int op = scopes_.order[at(scopes_.calls[at(f.call)].begin + output.offset)];
     values.push_back(scopes_.op(op).outputs[at(output.index)].index);
   }
+  if (f.call == 0) values = scopes_.outputs;
   return values == node.results ? &node : nullptr;
 }
 
-void Bodies::print(python::Writer& writer, int class_index, int method, int indent) {
+bool Bodies::print(python::Writer& writer, int class_index, int method, int indent, bool single) {
   const Function& f = function(class_index, method);
   last_source_ = nullptr;
-  last_ = returned(f);
+  last_ = single ? returned(f) : nullptr;
   print_nodes(writer, f, f.nodes, indent);
-  if (f.call == 0 || last_ != nullptr) return;
+  if (f.call == 0 || last_ != nullptr) return last_ != nullptr;
   std::vector<std::string> items;
   const Method& described = classes_.classes[at(class_index)].methods[at(method)];
   for (const ResultItem& item : f.results) {
@@ -1271,6 +1299,7 @@ void Bodies::print(python::Writer& writer, int class_index, int method, int inde
                                  : value_text(f, value));
   }
   if (!items.empty()) writer.statement(indent, "return " + join(items, ", "));
+  return true;
 }
 
 void Bodies::print_nodes(python::Writer& writer, const Function& f, const std::vector<Node>& nodes,
@@ -1298,10 +1327,7 @@ void Bodies::print_nodes(python::Writer& writer, const Function& f, const std::v
 }
 
 const SourceLine* Bodies::source_of(const Function& f, const Node& node) const {
-  const int op = node.kind == Node::Kind::kOp
-                     ? node.index
-                     : scopes_.order[at(scopes_.calls[at(node.index)].begin)];
-  return source_line(scopes_.graph(), scopes_.op(op), scopes_.calls[at(f.call)].frame);
+  return node_line(scopes_, node, scopes_.calls[at(f.call)].frame);
 }
 
 void Bodies::print_source(python::Writer& writer, const Function& f, const Node& node, int indent) {

@@ -124,8 +124,9 @@ class Bodies {
   Bodies(const Classes& classes, Speller& speller, const std::vector<RootInput>& inputs,
          std::set<std::string> reserved);
 
-  /// Prints the statements of a method; `return` too, but for the root's.
-  void print(python::Writer& writer, int class_index, int method, int indent);
+  /// Prints the statements of a method, and `return`: the root's only where `single` says that its
+  /// one value is all there is to return and the last statement makes it. Returns whether it did.
+  bool print(python::Writer& writer, int class_index, int method, int indent, bool single);
   /// Names of a method's parameters without `self`.
   std::vector<std::string> parameters(int class_index, int method) const;
   /// In the root's function: text for values, `*xs` where a run of them is a whole list.

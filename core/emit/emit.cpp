@@ -116,28 +116,22 @@ class File {
  private:
   const Module& module(int index) const { return scopes_.modules[at(index)]; }
 
-  std::string class_label() const {
-    const size_t dot = graph_.module_class.rfind('.');
-    const std::string name =
-        dot == std::string::npos ? graph_.module_class : graph_.module_class.substr(dot + 1);
-    return name.empty() ? "a module" : name + " (" + graph_.module_class + ")";
-  }
-
   // The file's head.
 
   void print_head(python::Writer& file, const python::Writer& body) {
-    std::string title = "Rank program of " + class_label();
-    title += " for the mesh " + program_.mesh.to_string() + ".";
-    std::string maker = "Written by nnscaler " + std::string(kVersion);
-    if (!program_.plan_digest.empty()) maker += " from plan " + program_.plan_digest;
-    maker += "; every rank runs this file with its own coordinates.";
-    file.line(0, "\"\"\"" + title);
-    file.blank();
-    file.line(0, maker);
-    if (!program_.header.empty()) {
-      file.blank();
-      for (const std::string& line : program_.header) file.line(0, line);
+    std::vector<std::string> lines = program_.header;
+    if (lines.empty()) {
+      const std::string digest =
+          program_.plan_digest.empty() ? "" : " from plan " + program_.plan_digest;
+      lines = {
+          "Rank program of " + (graph_.module_class.empty() ? "a model" : graph_.module_class) +
+              " for the mesh " + program_.mesh.to_string() + ".",
+          "",
+          "Written by nnscaler " + std::string(kVersion) + digest + "; every rank runs this file",
+          "with its own coordinates."};
     }
+    file.line(0, "\"\"\"" + lines[0]);
+    for (size_t i = 1; i < lines.size(); ++i) file.line(0, lines[i]);
     file.line(0, "\"\"\"");
     file.blank();
     static const std::set<std::string> kStandard = {"collections", "math", "operator",
@@ -680,7 +674,7 @@ class File {
       std::vector<std::string> parameters = bodies_.parameters(index, static_cast<int>(m));
       parameters.insert(parameters.begin(), "self");
       writer.statement(4, "def " + each.methods[m].name + "(" + join(parameters, ", ") + "):");
-      bodies_.print(writer, index, static_cast<int>(m), 8);
+      bodies_.print(writer, index, static_cast<int>(m), 8, true);
     }
   }
 
@@ -733,8 +727,9 @@ class File {
                               (name.empty() ? entry.expression : name) + ", " + shape_text(value) +
                               ", " + Speller::dtype(value.dtype) + ")");
     }
-    bodies_.print(writer, index, 0, 8);
-    writer.statement(8, "return " + result_text());
+    const std::string result = result_text();
+    const bool single = graph_.output.kind == Tree::Kind::kLeaf;
+    if (!bodies_.print(writer, index, 0, 8, single)) writer.statement(8, "return " + result);
     print_methods(writer, index, false);
   }
 

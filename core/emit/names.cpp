@@ -120,6 +120,11 @@ std::string operator_hint(const Scopes& scopes, int index, int output) {
     name = parts.size() > 1 && parts.back() == "apply" ? parts[parts.size() - 2] : parts.back();
     std::transform(name.begin(), name.end(), name.begin(),
                    [](char c) { return is_upper(c) ? static_cast<char>(c - 'A' + 'a') : c; });
+    if (base_name(op.target) == "sym_size") {
+      const Argument* dim = op.find("dim");
+      const auto* number = dim == nullptr ? nullptr : std::get_if<int64_t>(&dim->value);
+      if (number != nullptr) name = "size_" + std::to_string(*number);
+    }
   } else if (op.target.starts_with("_operator.")) {
     name = "size";
   } else {
@@ -136,11 +141,12 @@ bool is_view(const Operator& op) {
       {"view",      "reshape", "transpose", "permute", "contiguous", "unsqueeze",   "squeeze",
        "expand",    "flatten", "to",        "repeat",  "unflatten",  "t",           "type_as",
        "expand_as", "view_as", "alias",     "clone",   "detach",     "broadcast_to"});
+  if (op.target == "nnscaler.redistribute") return true;
   return op.target.starts_with("aten.") &&
          std::find(kViews.begin(), kViews.end(), base_name(op.target)) != kViews.end();
 }
 
-std::string source_hint(const Scopes& scopes, int value, int call) {
+std::string source_hint(const Scopes& scopes, int value, int call, bool innermost) {
   for (int steps = 0; steps < 8; ++steps) {
     const Value& made = scopes.value(value);
     if (!made.producer.valid()) return "";
@@ -153,11 +159,15 @@ std::string source_hint(const Scopes& scopes, int value, int call) {
     }
     if (c < 0) return "";
     frames.push_back(scopes.calls[at(call)].frame);
-    std::reverse(frames.begin(), frames.end());
+    if (!innermost) std::reverse(frames.begin(), frames.end());
     for (const int frame : frames) {
       const SourceLine* line = source_line(scopes.graph(), op, frame);
       if (line == nullptr) continue;
       std::vector<std::string> names = assigned_names(line->text);
+      if (op.outputs.size() > 1 && names.size() == op.outputs.size()) {
+        const std::string& name = names[at(made.output_index)];
+        if (!name.empty() && name != "_") return safe_name(name);
+      }
       std::erase_if(names, [](const std::string& name) { return name.empty() || name == "_"; });
       if (names.size() == 1) return safe_name(names[0]);
     }

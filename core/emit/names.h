@@ -16,8 +16,8 @@ std::vector<std::string> assigned_names(std::string_view line);
 std::string operator_hint(const Scopes& scopes, int op, int output);
 
 /// A name for a value by the source line that made it, as seen in `call` and in the calls below it;
-/// "" where there is none.
-std::string source_hint(const Scopes& scopes, int value, int call);
+/// "" where there is none. `innermost` first: for one of several results.
+std::string source_hint(const Scopes& scopes, int value, int call, bool innermost = false);
 
 /// Whether the operator hands on its first argument in another shape or type.
 bool is_view(const Operator& op);

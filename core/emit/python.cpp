@@ -1,6 +1,7 @@
 #include "core/emit/python.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -12,15 +13,6 @@ namespace nnscaler::python {
 namespace {
 
 constexpr size_t kWidth = 88;
-
-const std::unordered_set<std::string_view>& keywords() {
-  static const std::unordered_set<std::string_view> set = {
-      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
-      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
-      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
-      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
-  return set;
-}
 
 const std::unordered_set<std::string_view>& builtins() {
   static const std::unordered_set<std::string_view> set = {
@@ -113,6 +105,23 @@ bool has_top_operator(std::string_view text) {
   return found;
 }
 
+/// The blank before the top-level binary operator of `text` that is neither an assignment, a list
+/// nor a conditional; npos for none.
+size_t find_infix(std::string_view text) {
+  static constexpr auto kOperators = std::to_array<std::string_view>(
+      {" + ", " - ", " * ", " / ", " // ", " % ", " @ ", " & ", " | ", " ^ ", " ** ",
+       " == ", " != ", " < ", " <= ", " > ", " >= ", " << ", " >> "});
+  size_t found = std::string_view::npos;
+  walk(text, [&](size_t i, int depth) {
+    if (depth != 0 || text[i] != ' ') return text[i] == ',' && depth == 0;
+    for (const std::string_view symbol : kOperators) {
+      if (text.substr(i, symbol.size()) == symbol) found = i;
+    }
+    return true;
+  });
+  return found;
+}
+
 struct LastBracket {
   size_t open = std::string_view::npos;
   size_t close = 0;
@@ -140,7 +149,7 @@ bool is_identifier(std::string_view text) {
   if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return false;
   return std::all_of(text.begin(), text.end(), is_name_char) && !is_keyword(text);
 }
-bool is_keyword(std::string_view text) { return keywords().count(text) > 0; }
+bool is_keyword(std::string_view text) { return is_python_keyword(text); }
 bool is_builtin(std::string_view text) { return builtins().count(text) > 0; }
 
 std::string quote(std::string_view text) {
@@ -300,10 +309,13 @@ void Writer::bracketed(int indent, std::string_view head, std::string_view body,
 void Writer::expression(int indent, std::string_view text, std::string_view suffix) {
   const std::string flat = std::string(text) + std::string(suffix);
   const LastBracket bracket = last_bracket(text);
-  if (static_cast<size_t>(indent) + columns(flat) <= kWidth || !bracket.found() ||
-      bracket.close == bracket.open + 1) {
-    return line(indent, flat);
+  const bool fits = static_cast<size_t>(indent) + columns(flat) <= kWidth;
+  if (const size_t infix = fits ? std::string_view::npos : find_infix(text);
+      infix != std::string_view::npos) {
+    expression(indent, text.substr(0, infix), "");
+    return expression(indent, text.substr(infix + 1), suffix);
   }
+  if (fits || !bracket.found() || bracket.close == bracket.open + 1) return line(indent, flat);
   const char before = bracket.open == 0 ? ' ' : text[bracket.open - 1];
   const bool atom = !(is_name_char(before) || before == ')' || before == ']');
   bracketed(indent, text.substr(0, bracket.open + 1),

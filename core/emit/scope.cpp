@@ -704,7 +704,8 @@ class Builder {
   void build_blocks() {
     std::vector<Item> items = build_items(0, 0, static_cast<int>(scopes_.order.size()), 0);
     call(0).items = std::move(items);
-    resolve_operands();
+    // What a recomputed stretch makes is seen from outside as from outside of a module.
+    if (scopes_.calls.back().segment) resolve_operands();
   }
 
   /// What each call reads from outside and what is read of it outside.

@@ -39,7 +39,7 @@ constexpr auto kCalls = std::to_array<Row>({
     {"feature_dropout", "F.dropout2d(input, p, train:training)"},
     {"feature_alpha_dropout", "F.feature_alpha_dropout(input, p, train:training)"},
     {"scaled_dot_product_attention",
-     "F.scaled_dot_product_attention(query, key, value, attn_mask=!None, dropout_p=:training, "
+     "F.scaled_dot_product_attention(query, key, value, attn_mask=!None, dropout_p=:training!0.0, "
      "is_causal=!False, scale=!None, enable_gqa=!False)"},
     {"gelu", "F.gelu(self, approximate=)"},
     {"silu", "F.silu(self)"},
