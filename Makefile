@@ -56,6 +56,9 @@ bench: setup  ## run the benchmarks side by side and print their tables
 	@$(BIN)/python bench/plan_gpt.py
 	@$(BIN)/python bench/train_step.py
 
+docs: build  ## renew the documents that the program prints
+	@$(BIN)/python tools/cli_reference.py build/release/nnscaler-core && git status --short docs
+
 format: setup  ## format C++ and Python
 	@$(BIN)/clang-format -i $(SOURCES)
 	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
@@ -75,4 +78,4 @@ fuzz: setup  ## fuzz the four readers for a minute each (clang)
 	@NNSCALER_FUZZ_CORPUS=build/fuzz/corpus build/fuzz/tests/fuzz_tests --gtest_brief=1
 	@for f in build/fuzz/tests/*_fuzz; do echo $$f; $$f build/fuzz/corpus/$$(basename $$f) -max_total_time=60 -timeout=10 -rss_limit_mb=2048 || exit 1; done
 
-.PHONY: help setup demo build test quick golden bench format lint debug tsan fuzz
+.PHONY: help setup demo build test quick golden bench docs format lint debug tsan fuzz

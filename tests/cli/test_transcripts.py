@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from core_binary import core_binary
 
 HERE = Path(__file__).parent
