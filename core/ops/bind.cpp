@@ -64,6 +64,11 @@ Binder::Binder(const Graph& g, const Operator& o, const Entry* e) : graph(g), op
   opaque_out.resize(op.outputs.size());
 }
 
+const Value& Binder::none() {
+  static const Value value;
+  return value;
+}
+
 int Binder::input(std::string_view argument) const { return inputs_of(argument).first; }
 
 std::pair<int, int> Binder::inputs_of(std::string_view argument) const {
@@ -199,13 +204,13 @@ void put(BoundOperand& operand, const std::vector<int>& dims) {
 }  // namespace
 
 void Binder::set_in(int i, const std::vector<int>& dims) {
-  if (i >= 0) put(rule.inputs[slot(i)], dims);
+  if (i >= 0 && i < num_inputs()) put(rule.inputs[slot(i)], dims);
 }
 void Binder::set_out(int o, const std::vector<int>& dims) {
   if (has_out(o)) put(rule.outputs[slot(o)], dims);
 }
 void Binder::set_in(int i, Dims dims) {
-  if (i >= 0) rule.inputs[slot(i)].dims = std::move(dims);
+  if (i >= 0 && i < num_inputs()) rule.inputs[slot(i)].dims = std::move(dims);
 }
 void Binder::set_out(int o, Dims dims) {
   if (has_out(o)) rule.outputs[slot(o)].dims = std::move(dims);
@@ -215,7 +220,7 @@ void Binder::set_outs(const std::vector<int>& dims) {
 }
 
 void Binder::broadcast_in(int i, const std::vector<int>& dims) {
-  if (i < 0) return;
+  if (i < 0 || i >= num_inputs()) return;
   const std::vector<Extent>& shape = in_shape(i);
   std::vector<int> own(shape.size(), kFixed);
   const size_t shared = std::min(shape.size(), dims.size());
@@ -225,14 +230,28 @@ void Binder::broadcast_in(int i, const std::vector<int>& dims) {
     if (name < 0) continue;
     const bool stretched = extent.value == 1 && !extent.is_symbolic() && at(name).extent != 1;
     if (stretched) continue;
-    if (extent.is_symbolic()) set_symbolic(name);
     own[shape.size() - back] = name;
   }
   set_in(i, own);
 }
 
+void Binder::give_up() {
+  rule.names.clear();
+  symbolic_.clear();
+  frozen_.clear();
+  for (auto* operands : {&rule.inputs, &rule.outputs}) {
+    for (BoundOperand& operand : *operands) operand.no_gradient_sum.clear();
+  }
+  for (int i = 0; i < num_inputs(); ++i) rule.inputs[slot(i)].dims.assign(in_shape(i).size(), {});
+  for (int o = 0; o < num_outputs(); ++o) {
+    if (has_out(o)) rule.outputs[slot(o)].dims.assign(out_shape(o).size(), {});
+  }
+  opaque_in.assign(opaque_in.size(), true);
+  opaque_out.assign(opaque_out.size(), true);
+}
+
 void Binder::no_gradient(int i) {
-  if (i < 0) return;
+  if (i < 0 || i >= num_inputs()) return;
   BoundOperand& operand = rule.inputs[slot(i)];
   operand.no_gradient_sum.clear();
   for (size_t n = 0; n < rule.names.size(); ++n)
@@ -253,7 +272,44 @@ void Binder::product_flops(double forward, std::initializer_list<int> operands) 
   flops(forward, backward);
 }
 
+bool Binder::fits() const {
+  const auto operand_fits = [&](const BoundOperand& operand, const std::vector<Extent>& shape) {
+    if (operand.dims.size() != shape.size()) return false;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d].is_symbolic()) continue;
+      uint64_t product = 1;  // of contradictory lengths it may overflow
+      for (const int name : operand.dims[d]) {
+        if (!symbolic_[slot(name)])
+          product *= static_cast<uint64_t>(std::max<int64_t>(rule.names[slot(name)].extent, 0));
+      }
+      const auto extent = static_cast<uint64_t>(std::max<int64_t>(shape[d].value, 0));
+      const bool divides =
+          shape[d].value >= 0 && (product == 0 ? extent == 0 : extent % product == 0);
+      if (!operand.dims[d].empty() && !divides) return false;
+    }
+    return true;
+  };
+  for (int i = 0; i < num_inputs(); ++i) {
+    if (!operand_fits(rule.inputs[slot(i)], in_shape(i))) return false;
+  }
+  for (int o = 0; o < num_outputs(); ++o) {
+    if (has_out(o) && !operand_fits(rule.outputs[slot(o)], out_shape(o))) return false;
+  }
+  return true;
+}
+
 void Binder::settle_names() {
+  // A dim with a symbolic length stays whole, whatever it is made of.
+  const auto symbols = [&](const BoundOperand& each, const std::vector<Extent>& shape) {
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (!shape[d].is_symbolic()) continue;
+      for (const int name : each.dims[d]) set_symbolic(name);
+    }
+  };
+  for (int i = 0; i < num_inputs(); ++i) symbols(rule.inputs[slot(i)], in_shape(i));
+  for (int o = 0; o < num_outputs(); ++o) {
+    if (has_out(o)) symbols(rule.outputs[slot(o)], out_shape(o));
+  }
   std::vector<bool> in_input(rule.names.size(), false);
   const auto operand = [&](const BoundOperand& each, bool is_input) {
     std::vector<int> seen;
@@ -293,13 +349,20 @@ void Binder::settle_names() {
   }
 }
 
-void Binder::settle_linear() {
-  if (!entry || entry->linear.empty()) return;
+void Binder::linear(std::vector<int> inputs) {
   for (int o = 0; o < num_outputs(); ++o) {
     if (has_out(o) && !is_differentiable(out(o).dtype)) return;
   }
+  for (const int i : inputs) {
+    if (i < 0 || i >= num_inputs() || in(i).is_symbol || !is_differentiable(in(i).dtype)) return;
+  }
+  if (!inputs.empty()) rule.linear.push_back({std::move(inputs)});
+}
+
+void Binder::settle_linear() {
+  if (!entry) return;
   each_part(entry->linear, ',', [&](std::string_view group) {
-    LinearIn linear;
+    std::vector<int> inputs;
     bool valid = true;
     each_part(group, '+', [&](std::string_view argument) {
       if (argument.starts_with('-')) {
@@ -308,12 +371,9 @@ void Binder::settle_linear() {
       }
       const auto [first, count] = inputs_of(argument);
       valid = valid && count > 0;
-      for (int i = first; i < first + count; ++i) {
-        valid = valid && is_differentiable(in(i).dtype);
-        linear.inputs.push_back(i);
-      }
+      for (int i = first; i < first + count; ++i) inputs.push_back(i);
     });
-    if (valid && !linear.inputs.empty()) rule.linear.push_back(std::move(linear));
+    if (valid) linear(std::move(inputs));
   });
 }
 
@@ -615,6 +675,10 @@ class AnnotationBinder {
     }
   }
 
+  static void multiply(int64_t& product, int64_t factor) {
+    if (__builtin_mul_overflow(product, factor, &product)) product = 0;  // divides nothing
+  }
+
   void solve_groups() {
     std::vector<std::tuple<const DimExpr*, const Extent*, const Operand*>> open;
     for (const Operand& operand : operands_) {
@@ -635,9 +699,9 @@ class AnnotationBinder {
         int64_t product = 1;
         for (const DimToken& token : *dim) {
           if (token.name.empty()) {
-            product *= token.number;
+            multiply(product, token.number);
           } else if (const Length* length = known(token.name, -1)) {
-            product *= length->extent.value;
+            multiply(product, length->extent.value);
             symbolic = symbolic || length->extent.is_symbolic();
           } else if (unknown && unknown->name != token.name) {
             solvable = false;
@@ -743,18 +807,16 @@ void bind_pointwise(Binder& b) {
   b.set_outs(dims);
 }
 
-void bind_opaque(Binder& b) {
-  b.opaque_in.assign(b.opaque_in.size(), true);
-  b.opaque_out.assign(b.opaque_out.size(), true);
-}
+void bind_opaque(Binder& b) { b.give_up(); }
 
 void copy_dims(Binder& b, const std::vector<int>& source, std::string_view why) {
   const std::vector<int> dims = b.fresh_dims(b.in_shape(0));
   std::vector<int> out;
   std::vector<bool> used(dims.size(), false);
   for (const int d : source) {
-    out.push_back(d < 0 ? Binder::kFixed : dims[slot(d)]);
-    if (d >= 0) used[slot(d)] = true;
+    const bool there = d >= 0 && d < static_cast<int>(dims.size());
+    out.push_back(there ? dims[slot(d)] : Binder::kFixed);
+    if (there) used[slot(d)] = true;
   }
   for (size_t d = 0; d < dims.size(); ++d) {
     if (!used[d]) b.freeze(dims[d], why);
@@ -777,7 +839,7 @@ void bind_along_dim(Binder& b) {
   }
   b.set_in(0, dims);
   for (int i = 1; i < b.num_inputs(); ++i) b.opaque_in[slot(i)] = true;
-  if (b.has_out(0) && b.out_rank(0) == rank) b.set_outs(out);
+  b.set_outs(out);
 }
 
 }  // namespace nnscaler

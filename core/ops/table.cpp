@@ -284,14 +284,6 @@ std::string unknown_signature(const Operator& op) {
   return name;
 }
 
-/// Statistics that an operator writes beside its outputs, or its first input.
-void note_writes(BoundRule& rule, const Operator& op) {
-  if (is_in_place(op.target)) {
-    rule.mutates = true;
-    if (rule.mutated_inputs.empty() && !rule.inputs.empty()) rule.mutated_inputs = {0};
-  }
-}
-
 }  // namespace
 
 BoundRule bind_rule(const Graph& graph, const Operator& op) {
@@ -301,6 +293,7 @@ BoundRule bind_rule(const Graph& graph, const Operator& op) {
   const std::string signature =
       row && !row->signatures.empty() ? called(*row, op).front() : unknown_signature(op);
   Binder binder(graph, op, entry);
+  bool bound = true;
   if (!entry) {
     bind_unknown(binder);
   } else if (entry->rule.bind) {
@@ -310,16 +303,21 @@ BoundRule bind_rule(const Graph& graph, const Operator& op) {
       bind_annotation(binder, *row->annotation, table_arguments(binder, *row->annotation),
                       signature);
     } catch (const InputError&) {
-      // A shape that the entry does not foresee, such as a broadcast where none is usual.
-      Binder other(graph, op, entry);
-      bind_opaque(other);
-      BoundRule rule = other.finish(signature);
-      note_writes(rule, op);
-      return rule;
+      bound = false;  // a shape that the entry does not foresee
     }
   }
-  BoundRule rule = binder.finish(signature);
-  note_writes(rule, op);
+  BoundRule rule;
+  if (bound && binder.fits()) {
+    rule = binder.finish(signature);
+  } else {
+    Binder whole(graph, op, entry);
+    bind_opaque(whole);
+    rule = whole.finish(signature);
+  }
+  if (is_in_place(op.target)) {
+    rule.mutates = true;
+    if (rule.mutated_inputs.empty() && !rule.inputs.empty()) rule.mutated_inputs = {0};
+  }
   return rule;
 }
 

@@ -115,12 +115,18 @@ class Binder {
   int input(std::string_view argument) const;
   /// First index and number of an argument's tensors.
   std::pair<int, int> inputs_of(std::string_view argument) const;
-  const Value& in(int i) const { return graph.value(inputs_[static_cast<size_t>(i)]); }
+  // A call that does not have what its operator needs reads an empty value; archives are untrusted.
+  const Value& in(int i) const {
+    return i < 0 || i >= num_inputs() ? none() : graph.value(inputs_[static_cast<size_t>(i)]);
+  }
   ValueId in_id(int i) const { return inputs_[static_cast<size_t>(i)]; }
   const std::vector<Extent>& in_shape(int i) const { return in(i).shape; }
   /// Whether output `o` exists and is a tensor.
   bool has_out(int o) const;
-  const Value& out(int o) const { return graph.value(op.outputs[static_cast<size_t>(o)]); }
+  const Value& out(int o) const {
+    const bool there = o >= 0 && o < num_outputs() && op.outputs[static_cast<size_t>(o)].valid();
+    return there ? graph.value(op.outputs[static_cast<size_t>(o)]) : none();
+  }
   const std::vector<Extent>& out_shape(int o) const { return out(o).shape; }
   int in_rank(int i) const { return static_cast<int>(in_shape(i).size()); }
   int out_rank(int o) const { return static_cast<int>(out_shape(o).size()); }
@@ -160,14 +166,19 @@ class Binder {
   /// Gives input `i` the names of a larger shape, aligned at the right; a dim of length 1 that
   /// meets a longer one stays whole. An index of -1 does nothing.
   void broadcast_in(int i, const std::vector<int>& dims);
+  /// Adds a group of inputs that are linear together, if all of them and the outputs can be.
+  void linear(std::vector<int> inputs);
+  /// Forgets all names: nothing may be split.
+  void give_up();
   /// No gradient of this input is a partial sum.
   void no_gradient(int i);
-  /// Marks a name whose length depends on a symbol.
-  void set_symbolic(int name) { symbolic_[static_cast<size_t>(name)] = true; }
   /// FLOPs of a product: `forward` as it is, and as much for each operand that needs a gradient.
   void product_flops(double forward, std::initializer_list<int> operands);
   void flops(double forward, double backward);
 
+  /// Whether the names fit the operands, as they do unless an archive's shapes contradict its
+  /// operators.
+  bool fits() const;
   /// Completes the rule from the entry and the names.
   BoundRule finish(std::string signature);
 
@@ -176,6 +187,8 @@ class Binder {
     std::string_view argument;
     int first, count;
   };
+  static const Value& none();
+  void set_symbolic(int name) { symbolic_[static_cast<size_t>(name)] = true; }
   void settle_names();
   void settle_linear();
   void settle_saved();

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "core/base/text.h"
 #include "core/ops/rule.h"
 #include "tests/golden.h"
@@ -99,6 +102,132 @@ std::string signatures(const std::string& input) {
 }
 
 TEST(Bind, Signatures) { run_golden("ops/bind/signatures.txt", signatures); }
+
+/// A call of any shape binds to something whose names fit its operands, or to nothing.
+void check_binds(const Graph& graph, const Operator& op) {
+  const BoundRule rule = bind_rule(graph, op);
+  const auto fits = [&](const BoundOperand& operand, const Value& value) {
+    if (value.is_symbol) return;
+    ASSERT_EQ(operand.dims.size(), value.shape.size()) << rule.annotation;
+    for (size_t d = 0; d < operand.dims.size(); ++d) {
+      for (const int name : operand.dims[d]) {
+        ASSERT_GE(name, 0);
+        ASSERT_LT(static_cast<size_t>(name), rule.names.size());
+        const BoundName& bound = rule.names[static_cast<size_t>(name)];
+        if (bound.splittable) {
+          EXPECT_EQ(value.shape[d].value % bound.extent, 0) << op.target << ": " << rule.annotation;
+        }
+      }
+    }
+  };
+  const std::vector<ValueId> inputs = op.tensor_inputs();
+  ASSERT_EQ(rule.inputs.size(), inputs.size());
+  ASSERT_EQ(rule.outputs.size(), op.outputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) fits(rule.inputs[i], graph.value(inputs[i]));
+  for (size_t o = 0; o < op.outputs.size(); ++o) {
+    if (op.outputs[o].valid()) fits(rule.outputs[o], graph.value(op.outputs[o]));
+  }
+  for (const LinearIn& group : rule.linear) {
+    for (const int i : group.inputs) EXPECT_LT(static_cast<size_t>(i), inputs.size()) << op.target;
+  }
+  for (const int i : rule.saved_inputs)
+    EXPECT_LT(static_cast<size_t>(i), inputs.size()) << op.target;
+  for (const int i : rule.mutated_inputs)
+    EXPECT_LT(static_cast<size_t>(i), inputs.size()) << op.target;
+  for (const int o : rule.saved_outputs)
+    EXPECT_LT(static_cast<size_t>(o), op.outputs.size()) << op.target;
+}
+
+/// Archives are untrusted: operators come with any arguments and shapes.
+TEST(Bind, NeverRaises) {
+  std::mt19937 random(1);
+  const auto pick = [&](int count) {
+    return static_cast<int>(random() % static_cast<unsigned>(count));
+  };
+  const std::vector<std::string> names = {"self",
+                                          "input",
+                                          "other",
+                                          "weight",
+                                          "bias",
+                                          "dim",
+                                          "indices",
+                                          "index",
+                                          "tensors",
+                                          "query",
+                                          "key",
+                                          "value",
+                                          "target",
+                                          "size",
+                                          "mat1",
+                                          "mat2",
+                                          "src",
+                                          "values",
+                                          "dims",
+                                          "shape",
+                                          "pad",
+                                          "groups",
+                                          "dim0",
+                                          "dim1",
+                                          "vec2",
+                                          "end",
+                                          "num_classes",
+                                          "batch1",
+                                          "batch2",
+                                          "equation",
+                                          "normalized_shape",
+                                          "num_groups",
+                                          "repeats",
+                                          "keepdim",
+                                          "reduction",
+                                          "running_mean",
+                                          "running_var",
+                                          "attn_mask",
+                                          "enable_gqa",
+                                          "source",
+                                          "destination",
+                                          "dims_self",
+                                          "dims_other"};
+  for (const TableRow& row : operator_table()) {
+    if (row.target.empty()) continue;
+    for (int round = 0; round < 60; ++round) {
+      Graph graph;
+      const auto tensor = [&] {
+        Value value;
+        value.name = "v";
+        const DType types[] = {DType::kFloat32, DType::kInt64, DType::kBool, DType::kComplex64};
+        value.dtype = types[pick(4)];
+        value.is_symbol = pick(20) == 0;
+        for (int d = value.is_symbol ? 0 : pick(6); d > 0; --d) {
+          const int64_t lengths[] = {0, 1, 2, 3, 4, 6, -1};
+          value.shape.push_back({lengths[pick(7)], pick(8) == 0 ? "2*s0" : ""});
+          value.strides.push_back({pick(7), ""});
+        }
+        graph.values.push_back(value);
+        return ValueId{static_cast<int32_t>(graph.values.size()) - 1};
+      };
+      Operator op;
+      op.target = row.target;
+      for (int i = pick(6); i > 0; --i) {
+        Argument argument;
+        // "self", "input" or what the rule asks for, first.
+        argument.name = names[static_cast<size_t>(pick(static_cast<int>(names.size())))];
+        if (i == 1 || pick(3) == 0) argument.name = names[static_cast<size_t>(pick(9))];
+        const int kind = pick(8);
+        if (kind < 4) argument.value = tensor();
+        if (kind == 4) argument.value = TensorList{tensor(), ValueId(), tensor()};
+        if (kind == 5) argument.value = static_cast<int64_t>(pick(9) - 4);
+        if (kind == 6)
+          argument.value = std::vector<SymInt>{{pick(9) - 4, ValueId()}, {pick(3), ValueId()}};
+        if (kind == 7 && pick(2) == 0)
+          argument.value = std::string(pick(2) ? "a...b,bc->a" : "->,.");
+        op.args.push_back(std::move(argument));
+      }
+      for (int o = pick(4); o > 0; --o) op.outputs.push_back(pick(9) ? tensor() : ValueId());
+      ASSERT_NO_THROW(check_binds(graph, op)) << op.target << " in round " << round;
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
 
 /// Where "input,dim" of a constraint points.
 TEST(Bind, UserInputs) {

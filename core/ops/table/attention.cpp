@@ -19,7 +19,8 @@ void bind_attention(Binder& b) {
   const auto& k = b.in_shape(key);
   const auto& v = b.in_shape(value);
   const size_t rank = q.size();
-  if (rank < 2 || k.size() != rank || v.size() != rank) return bind_opaque(b);
+  if (rank < 2 || k.size() != rank || v.size() != rank || b.out_shape(0).size() != rank)
+    return bind_opaque(b);
   b.reserved = {"b", "h", "g", "r", "l", "s", "d", "v"};
 
   // Leading dims: batch, then heads; more than two are rare.

@@ -24,7 +24,8 @@ void bind_convolution(Binder& b, bool transposed) {
   const auto& out = b.out_shape(0);
   const int64_t groups = b.integer("groups", 1);
   const size_t space = kernel.size() - 2;
-  if (kernel.size() < 3 || in.size() < space + 1 || out.size() != in.size() || groups < 1)
+  if (kernel.size() < 3 || in.size() < space + 1 || in.size() > space + 2 ||
+      out.size() != in.size() || groups < 1)
     return bind_opaque(b);
   const bool batched = in.size() == space + 2;
   const size_t channel = batched ? 1 : 0;
@@ -83,7 +84,7 @@ void keep_leading(Binder& b, int space, std::string_view why) {
     out[static_cast<size_t>(d)] = Binder::kFixed;
   }
   b.set_in(0, dims);
-  if (b.has_out(0) && b.out_rank(0) == rank) b.set_outs(out);
+  b.set_outs(out);
 }
 
 /// "aten.max_pool2d.default" has two dims in space.
@@ -130,7 +131,7 @@ void bind_columns(Binder& b) {
       to(b.out_shape(0).size(), Binder::kFixed);
   const bool batched =
       b.op.target.find("im2col") != std::string::npos ? from.size() == 4 : from.size() == 3;
-  if (batched) from[0] = to[0] = b.fresh(b.in_shape(0)[0]);
+  if (batched && !to.empty()) from[0] = to[0] = b.fresh(b.in_shape(0)[0]);
   b.set_in(0, from);
   b.set_out(0, to);
 }

@@ -141,8 +141,7 @@ void bind_rowwise(Binder& b) {
     if (reduction == kSum) b.sum(row);
     if (reduction == kMean) b.mean(row);
   }
-  if (b.integer("reduction", kMean) == kNone && b.out_shape(0).size() == rows.size())
-    b.set_out(0, rows);
+  if (b.integer("reduction", kMean) == kNone) b.set_out(0, rows);
 }
 
 constexpr Rule kElementwise{"a+ -> 1, or a -> a without reduction", bind_elementwise};

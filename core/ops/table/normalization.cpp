@@ -21,9 +21,9 @@ void bind_last_dims(Binder& b, size_t normalised) {
   for (int i = 0; i < b.num_inputs(); ++i) b.broadcast_in(i, dims);
   for (int o = 0; o < b.num_outputs(); ++o) {
     // Statistics have length 1 where it was normalised.
-    if (!b.has_out(o) || b.out_shape(o).size() != shape.size()) continue;
+    if (!b.has_out(o)) continue;
     std::vector<int> out = dims;
-    for (size_t d = 0; d < out.size(); ++d) {
+    for (size_t d = 0; d < std::min(out.size(), b.out_shape(o).size()); ++d) {
       if (b.out_shape(o)[d].value != shape[d].value) out[d] = Binder::kFixed;
     }
     b.set_out(o, out);

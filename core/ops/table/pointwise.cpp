@@ -13,7 +13,7 @@ void settle_dropout(Binder& b) {
   b.rule.random = draws;
   if (draws) return;
   b.rule.view = b.rule.fused = !b.op.target.starts_with("aten.native_dropout");
-  if (b.has_out(0) && is_differentiable(b.out(0).dtype)) b.rule.linear.push_back({{0}});
+  b.linear({0});
   b.flops(0, 0);
 }
 
@@ -33,7 +33,7 @@ void bind_prelu(Binder& b) {
   b.set_in(0, dims);
   b.set_outs(dims);
   const int channels = dims.size() >= 2 ? dims[1] : Binder::kFixed;
-  const bool own = channels >= 0 && b.num_inputs() == 2 && b.in_rank(1) == 1 &&
+  const bool own = channels >= 0 && b.in_rank(0) >= 2 && b.in_rank(1) == 1 &&
                    b.in_shape(1)[0] == b.in_shape(0)[1];
   if (own) b.set_in(1, std::vector<int>{channels});
 }
@@ -41,27 +41,22 @@ void bind_prelu(Binder& b) {
 /// Filling with another value than 0 is not linear.
 void settle_masked_fill(Binder& b) {
   const bool zero = b.input("value") < 0 && b.number("value", 1) == 0;
-  if (zero && is_differentiable(b.out(0).dtype)) b.rule.linear.push_back({{0}});
+  if (zero) b.linear({0});
 }
 
 void settle_where(Binder& b) {
   // A scalar 0 in the other branch keeps it linear.
-  if (!b.has_out(0) || !is_differentiable(b.out(0).dtype)) return;
   const int x = b.input("self"), y = b.input("other");
-  if (x >= 0 && y < 0 && b.number("other", 1) == 0) b.rule.linear.push_back({{x}});
-  if (y >= 0 && x < 0 && b.number("self", 1) == 0) b.rule.linear.push_back({{y}});
+  if (x >= 0 && y < 0 && b.number("other", 1) == 0) b.linear({x});
+  if (y >= 0 && x < 0 && b.number("self", 1) == 0) b.linear({y});
 }
 
 /// Without a rounding mode division is linear in its numerator.
 void settle_division(Binder& b) {
-  if (b.is_present("rounding_mode")) return;
-  if (is_differentiable(b.in(0).dtype)) b.rule.linear.push_back({{0}});
+  if (!b.is_present("rounding_mode")) b.linear({b.input("self")});
 }
 
-void settle_lerp(Binder& b) {
-  if (b.has_out(0) && is_differentiable(b.out(0).dtype) && b.num_inputs() >= 2)
-    b.rule.linear.push_back({{0, 1}});
-}
+void settle_lerp(Binder& b) { b.linear({b.input("self"), b.input("end")}); }
 
 }  // namespace
 

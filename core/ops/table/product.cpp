@@ -40,8 +40,9 @@ void bind_matmul(Binder& b) {
   const auto& left = b.in_shape(0);
   const auto& right = b.in_shape(1);
   const auto& out = b.out_shape(0);
-  if (left.empty() || right.empty()) return bind_opaque(b);
   const bool has_m = left.size() > 1, has_n = right.size() > 1;
+  const bool too_small = out.size() < static_cast<size_t>(has_m) + static_cast<size_t>(has_n);
+  if (left.empty() || right.empty() || too_small) return bind_opaque(b);
   const size_t batch = out.size() - (has_m ? 1 : 0) - (has_n ? 1 : 0);
   b.reserved = {"m", "k", "n"};
   std::vector<int> batch_dims;
@@ -50,7 +51,6 @@ void bind_matmul(Binder& b) {
   const int k = b.name("k", left.back());
   const int n = has_n ? b.name("n", right.back()) : Binder::kFixed;
   b.sum(k);
-  if ((has_n ? right[right.size() - 2] : right.back()).is_symbolic()) b.set_symbolic(k);
 
   const auto with = [&](int last, int second_last) {
     std::vector<int> dims = batch_dims;
@@ -138,7 +138,10 @@ void bind_einsum(Binder& b) {
     }
     return dims;
   };
-  for (size_t i = 0; i < terms.size(); ++i) terms[i] = spread(terms[i], ellipsis[i]);
+  for (size_t i = 0; i < terms.size(); ++i) {
+    terms[i] = spread(terms[i], ellipsis[i]);
+    if (terms[i].size() != b.in_shape(static_cast<int>(i)).size()) return bind_opaque(b);
+  }
   if (explicit_output) {
     right = spread(right, most);
   } else {
@@ -171,7 +174,6 @@ void bind_einsum(Binder& b) {
         names[term[d]] = digit ? b.fresh(extent) : b.name(std::string(1, term[d]), extent);
       } else {
         BoundName& name = b.at(known->second);
-        if (extent.is_symbolic()) b.set_symbolic(known->second);
         name.extent = std::max(name.extent, extent.value);
       }
     }
@@ -189,7 +191,7 @@ void bind_einsum(Binder& b) {
     for (const char c : terms[static_cast<size_t>(i)]) dims.push_back(names[c]);
     b.broadcast_in(i, dims);
     if (b.in(i).requires_grad) backward += volume;
-    if (is_differentiable(b.in(i).dtype)) b.rule.linear.push_back({{i}});
+    b.linear({i});
   }
   b.flops(volume, backward);
 }

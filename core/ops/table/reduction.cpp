@@ -40,7 +40,6 @@ void bind_reduced(Binder& b, Kind kind) {
     }
   }
   b.set_in(0, dims);
-  if (b.has_out(0) && out.size() != b.out_shape(0).size()) return;
   b.set_outs(out);
 }
 
@@ -77,7 +76,7 @@ void bind_one(Binder& b) {
     if (b.has_out(0) && b.out_rank(0) == rank) out.push_back(Binder::kFixed);
   }
   b.set_in(0, dims);
-  if (b.has_out(0) && out.size() == b.out_shape(0).size()) b.set_outs(out);
+  b.set_outs(out);
 }
 
 /// Two operands are compared along one dim, which disappears.
@@ -106,13 +105,13 @@ void bind_diff(Binder& b) {
     ends[static_cast<size_t>(along)] = Binder::kFixed;
   }
   b.set_in(0, dims);
-  LinearIn all;
+  std::vector<int> all;
   for (int i = 0; i < b.num_inputs(); ++i) {
     if (i > 0 && b.in_rank(i) == rank) b.set_in(i, ends);
-    all.inputs.push_back(i);
+    all.push_back(i);
   }
   b.set_out(0, ends);
-  if (b.has_out(0) && is_differentiable(b.out(0).dtype)) b.rule.linear.push_back(std::move(all));
+  b.linear(std::move(all));
 }
 
 }  // namespace

@@ -14,13 +14,13 @@ namespace {
 
 /// A product of lengths: a number times symbols.
 struct Product {
-  int64_t number = 1;
+  uint64_t number = 1;               // of contradictory lengths it may overflow
   std::vector<std::string> symbols;  // sorted
   bool operator==(const Product&) const = default;
 
   void multiply(const Extent& extent) {
     if (!extent.is_symbolic()) {
-      number *= extent.value;
+      number *= static_cast<uint64_t>(extent.value);
       return;
     }
     // "6*s0*s1" is a product itself; anything else stands for itself.
@@ -30,7 +30,7 @@ struct Product {
       const bool is_number = factor.size() < 10 && !factor.empty() &&
                              factor.find_first_not_of("0123456789") == std::string::npos;
       if (is_number) {
-        number *= std::stoll(factor);
+        number *= std::stoull(factor);
       } else {
         symbols.insert(std::ranges::upper_bound(symbols, factor), factor);
       }
@@ -75,22 +75,30 @@ class FactorMatch {
         left.multiply(from_[i++]);
       }
     }
-    match(from_begin, i, to_begin, j, left);
+    match(from_begin, i, to_begin, j, left == right && left.symbols.empty());
   }
 
-  static int64_t hint(size_t begin, size_t end, const std::vector<Extent>& shape) {
-    int64_t product = 1;
-    for (size_t d = begin; d < end; ++d) product *= std::max<int64_t>(1, shape[d].value);
+  static uint64_t hint(size_t begin, size_t end, const std::vector<Extent>& shape) {
+    uint64_t product = 1;
+    for (size_t d = begin; d < end; ++d)
+      product *= static_cast<uint64_t>(std::max<int64_t>(1, shape[d].value));
     return product;
   }
 
-  void match(size_t i, size_t i_end, size_t j, size_t j_end, const Product& product) {
+  /// Equal factors of from_[i, i_end) and to_[j, j_end), if their products are `numbers` and equal.
+  void match(size_t i, size_t i_end, size_t j, size_t j_end, bool numbers) {
     if (i_end == i + 1 && j_end == j + 1 && from_[i] == to_[j]) {
       const int name = b_.fresh(from_[i]);
       from_dims[i] = to_dims[j] = {name};
       return;
     }
-    if (!product.symbols.empty() || product.number <= 0) {
+    const auto positive = [](const Extent& extent) { return extent.value > 0; };
+    const auto all_positive = [&](const std::vector<Extent>& shape, size_t begin, size_t end) {
+      return std::all_of(shape.begin() + static_cast<std::ptrdiff_t>(begin),
+                         shape.begin() + static_cast<std::ptrdiff_t>(end), positive);
+    };
+    if (!numbers || i == i_end || j == j_end || !all_positive(from_, i, i_end) ||
+        !all_positive(to_, j, j_end)) {
       frozen(i, i_end, from_, from_dims);
       frozen(j, j_end, to_, to_dims);
       return;
@@ -138,31 +146,28 @@ bool shares_memory(const Binder& b) {
   const Value& in = b.in(0);
   if (in.strides.size() != in.shape.size() || !b.has_out(0)) return false;
   const auto& to = b.out_shape(0);
+  const auto length = [](const Extent& extent) { return static_cast<uint64_t>(extent.value); };
   size_t j = 0;
   for (size_t i = 0; i < in.shape.size(); ++i) {
     if (in.shape[i].value == 1) continue;
-    // Dims that are cut are fine; find whether this dim and the next fall into one of the output.
-    int64_t product = in.shape[i].value;
+    // Dims that are cut are fine; those that fall into one of the output must be neighbours.
     while (j < to.size() && to[j].value == 1) ++j;
     if (j == to.size()) return true;
-    int64_t covered = to[j].value;
-    size_t last = i;
-    while (covered != product) {
-      if (covered > product) {
-        const size_t next = last + 1;
-        if (next >= in.shape.size()) return false;
-        if (in.shape[next].value != 1 || in.strides[last].value != in.strides[next].value) {
-          if (in.strides[last].value != in.strides[next].value * in.shape[next].value) return false;
-        }
-        product *= in.shape[next].value;
-        last = next;
-      } else {
+    uint64_t read = length(in.shape[i]), covered = length(to[j]);
+    while (covered != read) {
+      if (covered < read) {
         if (++j >= to.size()) return false;
-        covered *= to[j].value;
+        covered *= length(to[j]);
+        continue;
       }
+      const size_t last = i++;
+      if (i >= in.shape.size()) return false;
+      const bool neighbours =
+          length(in.strides[last]) == length(in.strides[i]) * length(in.shape[i]);
+      if (!neighbours && in.shape[i].value != 1) return false;
+      read *= length(in.shape[i]);
     }
     ++j;
-    i = last;
   }
   return true;
 }
@@ -335,7 +340,7 @@ void bind_stack(Binder& b) {
     out.push_back(dims.back());
   }
   for (int i = 0; i < b.num_inputs(); ++i) {
-    if (b.in_shape(i).size() == dims.size()) b.set_in(i, dims);
+    b.set_in(i, dims);
   }
   b.set_out(0, out);
 }
@@ -425,8 +430,7 @@ void bind_pad(Binder& b) {
 
 /// Padding with another number than 0 is not linear.
 void settle_pad(Binder& b) {
-  if (b.number("value", 0) == 0 && b.has_out(0) && is_differentiable(b.out(0).dtype))
-    b.rule.linear.push_back({{0}});
+  if (b.number("value", 0) == 0) b.linear({0});
 }
 
 /// Windows of a dim, which become a last dim.
