@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,15 @@ def draw() -> list[list[torch.Tensor]]:
     return [[spec.make(generator) for spec in specs(sample)] for sample in SAMPLES]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The tensors are tiny."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def tensors() -> list[list[torch.Tensor]]:
     return draw()
@@ -78,7 +88,11 @@ def rules(tensors, tmp_path_factory) -> list[dict]:
     """The rule that the core binds to each sample."""
     path = tmp_path_factory.mktemp("rules") / "samples.pt2"
     flat = [tensor for own in tensors for tensor in own]
-    program = torch.export.export(AllSamples(), tuple(flat), strict=False)
+    logging.disable(logging.CRITICAL)  # export writes much that pytest would keep
+    try:
+        program = torch.export.export(AllSamples(), tuple(flat), strict=False)
+    finally:
+        logging.disable(logging.NOTSET)
     torch.export.save(program, path)
     bound = iter(core("--bind", str(path))["operators"])
     found = []
@@ -488,6 +502,10 @@ def test_signatures_exist():
 
 
 def test_document_is_current():
-    run = subprocess.run([core_binary(), "operators", "--markdown"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [core_binary(), "operators", "--markdown"], capture_output=True, text=True, check=True
+    )
     document = Path(__file__).parent.parent.parent / "docs" / "operators.md"
-    assert document.read_text() == run.stdout, "run: nnscaler operators --markdown > docs/operators.md"
+    assert document.read_text() == run.stdout, (
+        "run: nnscaler operators --markdown > docs/operators.md"
+    )
