@@ -1424,11 +1424,10 @@ void Bodies::print_op(python::Writer& writer, const Function& f, const std::vect
     line = source_of(f, *node);
   } else {
     std::string comment = found->second.reason;
-    if (found->second.bytes_forward > 0) {
-      comment += "; " + format_bytes(found->second.bytes_forward);
-    }
-    if (found->second.bytes_backward > 0) {
-      comment += "; " + format_bytes(found->second.bytes_backward) + " backward";
+    const int64_t forward = found->second.bytes_forward, backward = found->second.bytes_backward;
+    if (forward > 0) comment += "; " + format_bytes(forward) + (backward > 0 ? " forward" : "");
+    if (backward > 0) {
+      comment += (forward > 0 ? ", " : "; ") + format_bytes(backward) + " backward";
     }
     writer.comment(indent, comment);
   }

@@ -160,6 +160,8 @@ std::string source_hint(const Scopes& scopes, int value, int call, bool innermos
     if (c < 0) return "";
     frames.push_back(scopes.calls[at(call)].frame);
     if (!innermost) std::reverse(frames.begin(), frames.end());
+    // A redistribution's line is that of its reader.
+    if (op.target == "nnscaler.redistribute") frames.clear();
     for (const int frame : frames) {
       const SourceLine* line = source_line(scopes.graph(), op, frame);
       if (line == nullptr) continue;

@@ -43,6 +43,8 @@ class Builder {
     build_calls();
     drop_unread();
     build_calls();
+    share_redistributions();
+    level_redistributions();
     place_literals();
     number_modules();
     build_blocks();
@@ -177,6 +179,7 @@ class Builder {
   }
 
   const std::vector<Level>& chain(int op) const {
+    if (const auto moved = moved_.find(op); moved != moved_.end()) return moved->second;
     const int stack = scopes_.op(op).stack;
     if (stack < 0 || hoisted_.contains(op)) return root_chain_;
     return chains_[at(stack)];
@@ -407,6 +410,133 @@ class Builder {
     for (const int id : open) call(id).end = static_cast<int>(scopes_.order.size());
   }
 
+  /// A redistribution that several modules read stands before the first of them, in their common
+  /// caller, not within it.
+  void share_redistributions() {
+    if (program_.redistributions.empty()) return;
+    resolve_operands();
+    std::map<int, int> common;  // redistribution -> the call that encloses all readers
+    for (const int op : scopes_.order) {
+      for (const Operand& operand : scopes_.operands[at(op)]) {
+        const OpId producer = graph_.values[at(operand.value)].producer;
+        if (!producer.valid() || !program_.redistributions.contains(producer.index)) continue;
+        const auto [found, fresh] =
+            common.emplace(producer.index, scopes_.call_of[at(producer.index)]);
+        while (!is_open_at(found->second, scopes_.call_of[at(op)])) {
+          found->second = call(found->second).parent;
+        }
+      }
+    }
+    std::map<int, std::vector<int>> before;  // position -> redistributions to put there
+    for (const auto& [op, where] : common) {
+      int child = scopes_.call_of[at(op)];
+      if (child == where || scopes_.operands[at(op)].empty()) continue;
+      size_t levels = 0;
+      for (int c = child; c != where; c = call(c).parent) {
+        child = c;
+        ++levels;
+      }
+      if (scopes_.produced_at(scopes_.operands[at(op)][0].value) >= call(child).begin) continue;
+      before[call(child).begin].push_back(op);
+      std::vector<Level> outer = chain(op);
+      outer.resize(outer.size() - levels);
+      moved_[op] = std::move(outer);
+    }
+    if (before.empty()) return;
+    std::vector<int> order;
+    for (size_t p = 0; p < scopes_.order.size(); ++p) {
+      if (const auto found = before.find(static_cast<int>(p)); found != before.end()) {
+        order.insert(order.end(), found->second.begin(), found->second.end());
+      }
+      if (!moved_.contains(scopes_.order[p])) order.push_back(scopes_.order[p]);
+    }
+    scopes_.order = std::move(order);
+    for (size_t p = 0; p < scopes_.order.size(); ++p) {
+      scopes_.position[at(scopes_.order[p])] = static_cast<int>(p);
+    }
+    build_calls();
+  }
+
+  /// A redistribution stands where its reader (or writer) is. At the border of a module it goes to
+  /// the caller, unless all modules of the class have it: the first of equal layers shall be like
+  /// the others.
+  void level_redistributions() {
+    if (program_.redistributions.empty()) return;
+    constexpr int kDeepest = 16;
+    for (int pass = 0; pass < kDeepest; ++pass) {
+      std::map<std::string_view, std::vector<int>> groups;
+      for (size_t c = 1; c < scopes_.calls.size(); ++c) {
+        groups[module(scopes_.calls[c].module).class_name].push_back(static_cast<int>(c));
+      }
+      bool changed = false;
+      for (const auto& [name, members] : groups) {
+        for (const bool leading : {true, false}) {
+          std::string first;
+          bool alike = true;
+          for (const int c : members) {
+            std::string key;
+            for (const int op : border(c, leading)) key += step_text(op);
+            if (c == members[0]) first = key;
+            alike &= key == first;
+          }
+          if (alike) continue;
+          for (const int c : members) {
+            for (const int op : border(c, leading)) {
+              std::vector<Level> outer = chain(op);
+              outer.pop_back();
+              moved_[op] = std::move(outer);
+              changed = true;
+            }
+          }
+        }
+      }
+      if (!changed) return;
+      build_calls();
+    }
+  }
+
+  /// The redistributions with which a call begins, or ends.
+  std::vector<int> border(int id, bool leading) const {
+    std::vector<int> ops;
+    const Call& each = scopes_.calls[at(id)];
+    for (int i = 0; i < each.end - each.begin; ++i) {
+      const int op = scopes_.order[at(leading ? each.begin + i : each.end - 1 - i)];
+      if (scopes_.call_of[at(op)] != id || !program_.redistributions.contains(op)) return ops;
+      // What a module holds is its own business.
+      const auto* source = std::get_if<ValueId>(&scopes_.op(op).args[0].value);
+      if (source == nullptr || scopes_.owner[at(source->index)] >= 0) return ops;
+      ops.push_back(op);
+    }
+    return {};  // nothing else would be left
+  }
+
+  std::string step_text(int op) const {
+    const Redistribution& what = program_.redistributions.at(op);
+    std::string text = what.reason;
+    for (const Steps* steps : {&what.forward, &what.backward}) {
+      for (const Step& step : *steps) {
+        text += " " + std::to_string(static_cast<int>(step.kind)) + "," +
+                std::to_string(step.axis) + "," + std::to_string(step.dim) + "," +
+                std::to_string(step.to_dim);
+      }
+      text += ";";
+    }
+    return text;
+  }
+
+  /// The innermost region of an operator. A redistribution that went out of a recomputed module is
+  /// not recomputed.
+  int region_of(int op) const {
+    if (hoisted_.contains(op)) return -1;
+    int region = scopes_.op(op).region;
+    if (moved_.contains(op)) {
+      while (region >= 0 && graph_.regions[at(region)].kind == RegionKind::kRecompute) {
+        region = graph_.regions[at(region)].parent;
+      }
+    }
+    return region;
+  }
+
   bool is_open_at(int ancestor, int id) const {
     while (id >= 0 && id != ancestor) id = scopes_.calls[at(id)].parent;
     return id == ancestor;
@@ -562,9 +692,9 @@ class Builder {
   const std::vector<int>& regions_of_call(int id) {
     const auto found = call_regions_.find(id);
     if (found != call_regions_.end()) return found->second;
-    std::vector<int> common = region_chain(scopes_.op(scopes_.order[at(call(id).begin)]).region);
+    std::vector<int> common = region_chain(region_of(scopes_.order[at(call(id).begin)]));
     for (int p = call(id).begin + 1; p < call(id).end && !common.empty(); ++p) {
-      const std::vector<int>& other = region_chain(scopes_.op(scopes_.order[at(p)]).region);
+      const std::vector<int>& other = region_chain(region_of(scopes_.order[at(p)]));
       size_t length = 0;
       while (length < common.size() && length < other.size() && common[length] == other[length]) {
         ++length;
@@ -590,9 +720,8 @@ class Builder {
   std::vector<Item> build_items(int id, int begin, int end, size_t depth) {
     std::vector<Item> items;
     const auto regions = [&](const Item& item) -> const std::vector<int>& {
-      return item.kind == Item::Kind::kCall
-                 ? regions_of_call(item.index)
-                 : region_chain(hoisted_.contains(item.index) ? -1 : scopes_.op(item.index).region);
+      return item.kind == Item::Kind::kCall ? regions_of_call(item.index)
+                                            : region_chain(region_of(item.index));
     };
     for (int p = begin; p < end;) {
       int next = p;
@@ -772,6 +901,7 @@ class Builder {
   std::vector<Level> root_chain_;
   std::vector<int> alias_;  ///< Of each value: what it is another name of, everywhere.
   std::vector<int> same_;   ///< … and outside of the call that made it.
+  std::unordered_map<int, std::vector<Level>> moved_;  ///< Redistributions that went to the caller.
   std::unordered_set<int> silent_, hoisted_;
   std::unordered_map<int, std::vector<int>> region_chains_, call_regions_;
   std::unordered_set<uint64_t> needed_, given_;

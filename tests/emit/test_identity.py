@@ -5,6 +5,7 @@ must be what `ruff format` leaves and pass `ruff check`, both with their default
 NNSCALER_GOLDEN=1 rewrites.
 """
 
+import ast
 import copy
 import dataclasses
 import importlib.util
@@ -185,6 +186,12 @@ def test_identity(name, tmp_path):
         return
     generated.eval()
     compare(reference.eval(), generated, args, kwargs, case.tolerance)
+
+
+@pytest.mark.parametrize("file", sorted(HERE.glob("*/gencode*.py")), ids=lambda f: f.parent.name)
+def test_golden_files_are_as_ruff_wants(file):
+    ast.parse(file.read_text())
+    lint(file.parent, file.name)
 
 
 def test_names_that_generated_code_needs(tmp_path):
