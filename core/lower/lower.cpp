@@ -390,10 +390,17 @@ class Lowering {
         if (argument.name == rule.size_argument && !rule.size_argument.empty())
           local_size(op, argument);
         if (argument.name == rule.divide_argument && !rule.divide_argument.empty()) {
-          auto* number = std::get_if<int64_t>(&argument.value);
-          check(number != nullptr, "a divided argument that is no number");
-          for (const int axis : axes_splitting(choice, rule.divide_name))
-            *number /= mesh_.axes[static_cast<size_t>(axis)].size;
+          int64_t parts = 1;
+          for (const int axis : axes_splitting(choice, rule.divide_name)) {
+            parts *= mesh_.axes[static_cast<size_t>(axis)].size;
+          }
+          if (auto* source = std::get_if<PySource>(&argument.value)) {  // of a leaf function
+            source->text = fmt::format("{} // {}", source->text, parts);
+          } else {
+            auto* number = std::get_if<int64_t>(&argument.value);
+            check(number != nullptr, "a divided argument that is no number");
+            *number /= parts;
+          }
         }
       }
     }
@@ -432,14 +439,14 @@ class Lowering {
       const BoundRule& rule = prepared_.rules[static_cast<size_t>(source_[i])];
       const Choice& choice = plan_.choices[static_cast<size_t>(source_[i])];
       CallInfo& call = program_.calls[i];
-      std::vector<std::pair<std::string, std::string>> keywords;
+      std::map<std::string, std::set<int>> keywords;  // several names may share one
       std::vector<std::string> notes;
       for (size_t n = 0; n < rule.names.size(); ++n) {
         const std::vector<int> axes = axes_splitting(choice, static_cast<int>(n));
         if (axes.empty()) continue;
         const BoundName& name = rule.names[n];
         if (!name.keyword.empty()) {
-          keywords.emplace_back(name.keyword, python_axes(axes));
+          keywords[name.keyword].insert(axes.begin(), axes.end());
           notes.push_back(fmt::format("{} over {}", name.keyword, axes_text(axes)));
         }
         if (name.rescale) {
@@ -450,7 +457,9 @@ class Lowering {
       if (!keywords.empty()) {
         call.callee = rule.callee;
         call.keywords.emplace_back("mesh", "MESH");
-        call.keywords.insert(call.keywords.end(), keywords.begin(), keywords.end());
+        for (const auto& [keyword, axes] : keywords) {
+          call.keywords.emplace_back(keyword, python_axes({axes.begin(), axes.end()}));
+        }
         call.note = "split: " + join(notes, ", ");
       }
       call.random = rule.random;

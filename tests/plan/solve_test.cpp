@@ -28,7 +28,8 @@ Drawn draw(uint32_t seed, int max_nodes, int max_labels, double density) {
   for (int a = 0; a < nodes; ++a) {
     for (int b = a + 1; b < nodes; ++b) {
       if (below(1000) >= static_cast<int>(density * 1000)) continue;
-      CostMatrix costs{drawn.sizes[static_cast<size_t>(a)], drawn.sizes[static_cast<size_t>(b)], {}};
+      CostMatrix costs{
+          drawn.sizes[static_cast<size_t>(a)], drawn.sizes[static_cast<size_t>(b)], {}};
       for (int k = 0; k < costs.rows * costs.cols; ++k) costs.data.push_back(below(range));
       const int matrix = drawn.problem.pool->intern(std::move(costs));
       if (below(2) == 0) {
