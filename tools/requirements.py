@@ -1,6 +1,7 @@
 """Prints the packages of one extra of pyproject.toml, a line each, for `pip install -r`."""
 
 import sys
+
 import tomllib
 
 with open("pyproject.toml", "rb") as file:
