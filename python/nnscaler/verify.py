@@ -454,8 +454,6 @@ def _compare(single: dict, ranks: list[dict], units: int, tolerance: float) -> R
     return report
 
 
-def _worst_of(
-    value: torch.Tensor, part: torch.Tensor, whole: torch.Tensor, floor: float
-) -> float:
+def _worst_of(value: torch.Tensor, part: torch.Tensor, whole: torch.Tensor, floor: float) -> float:
     top = float(whole.abs().max()) if whole.is_floating_point() and whole.numel() else 0.0
     return _relative(value, part, max(floor, top))
