@@ -1016,7 +1016,11 @@ class Lives {
         touch(each.variable);
         if (each.separate) touch(f_.place_of(each.value, true).variable);
       }
-      for (const Loop::Iterable& each : loop.iterables) touch(each.variable);
+      for (const Loop::Iterable& each : loop.iterables) {
+        touch(each.variable);
+        if (each.list >= 0) touch(each.list);
+        if (each.base >= 0) touch(each.base);
+      }
       // What was there before the loop is needed in every iteration.
       std::vector<int> touched = std::move(loops_.back());
       loops_.pop_back();
@@ -1116,8 +1120,16 @@ void Bodies::name(Function& f) {
     int defined, last;
   };
   std::unordered_map<std::string, Holder> holders;
+  std::set<std::string> of_parameters;
   for (const Variable& each : f.variables) {
-    if (!each.name.empty()) holders[each.name] = {0, each.last};
+    if (each.name.empty()) continue;
+    holders[each.name] = {0, each.last};
+    of_parameters.insert(each.name);
+  }
+  // A loop's variable does not take a parameter's name, though nobody reads that any more.
+  std::set<int> of_loops;
+  for (const Loop& loop : f.loops) {
+    for (const Loop::Iterable& each : loop.iterables) of_loops.insert(each.variable);
   }
   for (const int index : order) {
     Variable& variable = f.variables[at(index)];
@@ -1135,10 +1147,12 @@ void Bodies::name(Function& f) {
       const auto holder = holders.find(candidate);
       const bool free = holder == holders.end() || (holder->second.last <= variable.defined &&
                                                     holder->second.defined < variable.defined);
-      if (free && !reserved_.contains(candidate)) break;
+      const bool taken = of_loops.contains(index) && of_parameters.contains(candidate);
+      if (free && !taken && !reserved_.contains(candidate)) break;
       candidate = hint + "_" + std::to_string(count);
     }
     variable.name = candidate;
+    if (variable.defined == 0) of_parameters.insert(candidate);
     holders[candidate] = {variable.defined, std::max(variable.last, variable.defined)};
   }
 }

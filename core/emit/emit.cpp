@@ -148,6 +148,7 @@ class File {
     std::sort(standard.begin(), standard.end());
     for (const std::string& line : standard) file.line(0, line);
     if (!standard.empty()) file.blank();
+    if (speller_.uses_custom_operators()) add_model_import(others);
     others.emplace_back("import nnscaler.runtime as rt");
     if (uses_torch(body)) others.emplace_back("import torch");
     if (body.uses("F")) others.emplace_back("import torch.nn.functional as F");
@@ -168,6 +169,19 @@ class File {
                        Speller::dtype(value.dtype) + ")");
     }
     file.statement(0, "INPUTS = {" + join(inputs, ", ") + "}");
+  }
+
+  /// Operators of a library are defined where the model's module, or what it imports, is imported.
+  void add_model_import(std::vector<std::string>& imports) const {
+    const size_t dot = graph_.module_class.rfind('.');
+    if (dot == std::string::npos) return;
+    const std::string name = graph_.module_class.substr(0, dot);
+    const std::vector<std::string> parts = split(name, '.');
+    const bool importable = std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+      return python::is_identifier(part);
+    });
+    if (!importable || name == "__main__" || speller_.imports().contains(name)) return;
+    imports.push_back("import " + name + "  # noqa: F401");
   }
 
   /// The dtypes of INPUTS count, too.

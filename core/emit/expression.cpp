@@ -375,6 +375,7 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
       result.text = argument(op, 0, context) + ".shape[" + argument(op, 1, context) + "]";
       break;
     case SpellingStyle::kRaw:
+      custom_ |= !op.target.starts_with("aten.");
       positional_and_keywords(0, false);
       add_keywords();
       result.text = spelling.name + "(" + join(arguments, ", ") + ")";

@@ -39,6 +39,8 @@ class Speller {
   /// A device's type as an expression: this rank's where it is the model's.
   std::string device_type(const std::string& type) const;
   const std::set<std::string>& imports() const { return imports_; }
+  /// Whether an operator printed that some library of the user's defines.
+  bool uses_custom_operators() const { return custom_; }
   /// "all_reduce(\"tp\")" lists of a redistribution.
   std::string steps(const Steps& steps) const;
 
@@ -51,6 +53,7 @@ class Speller {
   std::string
       device_type_;  ///< Of the model's own tensors: those literals mean this rank's device.
   std::set<std::string> imports_;
+  bool custom_ = false;
 };
 
 /// "file.py:12: in forward", for messages; "an unknown place" where the archive does not tell.

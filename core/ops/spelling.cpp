@@ -172,6 +172,7 @@ constexpr auto kCalls = std::to_array<Row>({
     {"broadcast_tensors", "torch.broadcast_tensors(*tensors)"},
     {"block_diag", "torch.block_diag(*tensors)"},
     {"cartesian_prod", "torch.cartesian_prod(*tensors)"},
+    {"cdist", "torch.cdist(x1, x2, p)"},
     {"_weight_norm", "torch._weight_norm(v, g, dim)"},
     {"numpy_T", "self.T"},
     {"mT", "self.mT"},
@@ -280,7 +281,7 @@ constexpr std::string_view kFunctions =
     "affine_grid_generator all allclose amax amin aminmax angle any arange argmax argmin argsort "
     "argwhere as_strided asin asinh atan atan2 atanh baddbmm bartlett_window bernoulli bincount "
     "bitwise_left_shift bitwise_not bitwise_right_shift blackman_window bmm "
-    "broadcast_to bucketize cat cdist ceil celu channel_shuffle chunk clamp "
+    "broadcast_to bucketize cat ceil celu channel_shuffle chunk clamp "
     "clamp_max clamp_min clip clone column_stack combinations complex concat concatenate conj "
     "conj_physical constant_pad_nd conv_tbc copysign corrcoef cos cosh count_nonzero cov cross "
     "cummax "
@@ -309,7 +310,7 @@ constexpr std::string_view kFunctions =
     "rsqrt rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted select_scatter sgn "
     "sigmoid sign signbit sin sinc sinh slice_scatter slogdet softmax sort sqrt square squeeze "
     "stack "
-    "std std_mean sub sum swapaxes swapdims t take take_along_dim tan tanh tensor_split tensordot "
+    "std std_mean sub sum swapaxes swapdims t take take_along_dim tan tanh tensor_split "
     "tile "
     "topk trace transpose trapezoid tril tril_indices triu triu_indices true_divide trunc unbind "
     "unflatten unsqueeze vander var var_mean vdot view_as_complex view_as_real vstack where xlogy "
