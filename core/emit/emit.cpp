@@ -181,7 +181,12 @@ class File {
       return python::is_identifier(part);
     });
     if (!importable || name == "__main__" || speller_.imports().contains(name)) return;
-    imports.push_back("import " + name + "  # noqa: F401");
+    // Where the package is used otherwise, this counts as used, too.
+    const auto& others = speller_.imports();
+    const bool used = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
+      return other == parts[0] || other.starts_with(parts[0] + ".");
+    });
+    imports.push_back("import " + name + (used ? "" : "  # noqa: F401"));
   }
 
   /// The dtypes of INPUTS count, too.

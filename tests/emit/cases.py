@@ -1251,3 +1251,28 @@ class UserSequentials(nn.Module):
 class DoublingSequential(nn.Sequential):
     def forward(self, x):
         return super().forward(x) * 2
+
+
+@torch.library.custom_op("cases::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+@case(rows)
+class LibraryOperator(nn.Module):
+    """An operator that the model's module defines."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return twice(self.l(x))
