@@ -347,8 +347,7 @@ std::vector<std::string> known_signatures() {
       all.insert(all.end(), group.begin(), group.end());
   }
   std::ranges::sort(all);
-  const auto repeated = std::ranges::unique(all);
-  all.erase(repeated.begin(), repeated.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());  // subranges are beyond clang 14
   return all;
 }
 
