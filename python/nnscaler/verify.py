@@ -267,8 +267,19 @@ def verify(
     from nnscaler import _core
     from nnscaler.parallel import save_weights
 
-    facts = json.loads(plan)
-    archive = str(archive or facts["archive"]["path"])
+    try:
+        facts = json.loads(plan)
+        archive = str(archive or facts["archive"]["path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("verify: this is no plan; make one with nnscaler plan") from error
+    files = _core.emit(archive, plan)
+    own = dict(module.named_parameters(remove_duplicate=False))
+    foreign = [row["fqn"] for row in facts["values"] if "bytes" in row and row["fqn"] not in own]
+    if foreign:
+        raise InputError(
+            f"verify: the plan is of {facts['model']}, whose {foreign[0]} this model has not; give the model that was "
+            "planned"
+        )
     module, args, kwargs = copy.deepcopy(module), *copy.deepcopy((args, kwargs))
     mode = _Nothing
     if dtype == "float64":
@@ -302,7 +313,7 @@ def verify(
                 for r in range(config.runtime_ngpus)
             ]
 
-    ranks = run(_core.emit(archive, plan), facts, rank_job, steps)
+    ranks = run(files, facts, rank_job, steps)
     if tolerance is None:
         tolerance = 1e-9 if dtype == "float64" else 16 * _epsilon(module, args, kwargs)
     units = facts["options"]["units"]

@@ -84,6 +84,8 @@ def main(arguments: list[str]) -> int:
 
     if not Path(given.output).resolve().parent.is_dir():
         raise InputError(f"{given.output}: its directory does not exist; make it first")
+    if Path(given.output).is_dir():
+        raise InputError(f"{given.output}: is a directory; name a file, such as model.pt2")
     start = time.perf_counter()
     if given.meta:
         with torch.device("meta"):

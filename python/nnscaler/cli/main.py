@@ -17,7 +17,8 @@ The verbs of the core (also: nnscaler-core --help):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one verb; returns its exit status: 0, 1 for wrong input, 2 for wrong usage, 3 for no plan, 4 for a bug."""
+    """Runs one verb; returns its exit status: 0, 1 for wrong input, 2 for wrong usage, 3 for no plan, 4 for a bug,
+    130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = arguments[0] if arguments else "--help"
     try:
@@ -40,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return (
             1 if isinstance(error, InputError) else 3 if isinstance(error, InfeasibleError) else 4
         )
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

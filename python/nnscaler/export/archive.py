@@ -31,6 +31,8 @@ def save(program: ExportedProgram, extra: dict[str, Any], path: Path, where: str
     """
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file, such as model.pt2")
     for tensors in (program._state_dict, program._constants):
         for name, value in tensors.items():
             if isinstance(value, nn.Parameter) or (
@@ -53,6 +55,8 @@ def save(program: ExportedProgram, extra: dict[str, Any], path: Path, where: str
     try:
         scratch.write_bytes(buffer.getvalue())
         os.replace(scratch, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         scratch.unlink(missing_ok=True)
 
