@@ -130,8 +130,8 @@ class File {
           "Written by nnscaler " + std::string(kVersion) + digest + "; every rank runs this file",
           "with its own coordinates."};
     }
-    file.line(0, "\"\"\"" + lines[0]);
-    for (size_t i = 1; i < lines.size(); ++i) file.line(0, lines[i]);
+    file.line(0, "\"\"\"" + python::docstring_text(lines[0]));
+    for (size_t i = 1; i < lines.size(); ++i) file.line(0, python::docstring_text(lines[i]));
     file.line(0, "\"\"\"");
     file.blank();
     static const std::set<std::string> kStandard = {"collections", "math", "operator",

@@ -305,8 +305,11 @@ Speller::Result Speller::spell(const Scopes& scopes, int op_index, const Context
     called.primary = true;
     return called;
   }
-  if (op.target.starts_with("higher_order") ||
-      op.target.find("higher_order") != std::string::npos) {
+  const std::vector<std::string> parts = split(op.target, '.');
+  const bool named = std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return python::is_identifier(part) || python::is_keyword(part);
+  });
+  if (!named || op.target.find("higher_order") != std::string::npos) {
     throw UnsupportedError(place_of(graph, op) + ": " + op.target +
                            " has no Python spelling; write the model without it");
   }

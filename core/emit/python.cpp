@@ -42,6 +42,15 @@ size_t columns(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
+/// Comments and docstrings tell what an archive says: in one line, whatever it holds.
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
+  }
+  return result;
+}
+
 /// Walks `text` outside of strings; `visit(i, depth)` may return true to stop. Depth is that
 /// outside of the bracket at i.
 template <typename Visit>
@@ -222,7 +231,7 @@ void Writer::statement(int indent, std::string_view text, std::string_view comme
 void Writer::comment(int indent, std::string_view text, bool cut) {
   const size_t width = kWidth - 2 - static_cast<size_t>(indent);
   if (cut) {
-    std::string kept(text);
+    std::string kept = printable(text);
     if (columns(kept) > width) {
       while (columns(kept) > width - 4) kept.pop_back();
       while (!kept.empty() && (kept.back() & 0xC0) == 0x80) kept.pop_back();
@@ -233,7 +242,7 @@ void Writer::comment(int indent, std::string_view text, bool cut) {
     return line(indent, "# " + kept);
   }
   std::string current;
-  for (const std::string& word : split(text, ' ')) {
+  for (const std::string& word : split(printable(text), ' ')) {
     if (!current.empty() && columns(current) + 1 + columns(word) > width) {
       line(indent, "# " + current);
       current.clear();
@@ -244,12 +253,17 @@ void Writer::comment(int indent, std::string_view text, bool cut) {
   if (!current.empty()) line(indent, "# " + current);
 }
 
-void Writer::docstring(int indent, std::string_view text) {
+std::string docstring_text(std::string_view text) {
   std::string safe;
-  for (const char c : text) {
+  for (const char c : printable(text)) {
     if (c == '\\' || c == '"') safe += '\\';
     safe += c;
   }
+  return safe;
+}
+
+void Writer::docstring(int indent, std::string_view text) {
+  const std::string safe = docstring_text(text);
   const size_t width = kWidth - static_cast<size_t>(indent);
   std::vector<std::string> rows = {"\"\"\""};
   bool first = true;

@@ -18,6 +18,8 @@ bool is_builtin(std::string_view text);
 std::string quote(std::string_view text);
 /// Python's repr() of a float; `float("inf")` and the like for what has no literal.
 std::string number(double value);
+/// `text` as it may stand within a docstring.
+std::string docstring_text(std::string_view text);
 /// "(2, 3)", "(2,)", "()"
 std::string tuple(const std::vector<std::string>& items);
 
