@@ -406,3 +406,31 @@ def test_an_error_on_one_rank_is_an_error_on_all():
         assert all("if x.sum() > 0" in message for message in messages), messages
         assert "rank 0" in messages[1]
         assert not list(Path(directory).rglob("gencode*.py"))
+
+
+TABLE = [float(i % 7) for i in range(100)]
+
+
+class Literal(nn.Module):
+    """Multiplies by a tensor too long to be written out in generated code."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(8, 100)
+
+    def forward(self, x):
+        return (self.l(x) * torch.tensor(TABLE)).square().mean()
+
+
+def literal_job(directory):
+    torch.manual_seed(0)
+    module, x = Literal(), torch.ones(4, 8)
+    expected = module(x).item()
+    made = parallelize(module, {"x": x}, "data", ComputeConfig(2, 2), gen_savedir=directory)
+    return expected, made(x).item(), [k for k in made.state_dict() if "CUBE" not in k]
+
+
+def test_long_tensor_literals_are_loaded(tmp_path):
+    for expected, got, names in run_on(2, literal_job, str(tmp_path)):
+        assert got == pytest.approx(expected, rel=1e-6)
+        assert names == ["l.weight", "l.bias"]

@@ -65,6 +65,19 @@ std::map<std::string, std::string> emit_exposed(const std::string& archive,
   return emit_program(prepared, plan, plan_text);
 }
 
+std::vector<ArchiveConstant> archive_constants(const std::string& archive) {
+  const Graph graph = read_archive(archive);
+  std::vector<ArchiveConstant> result;
+  for (const Value& value : graph.values) {
+    if (value.kind != ValueKind::kConstant || value.is_symbol) continue;
+    ArchiveConstant constant{
+        value.fqn, dtype_name(value.dtype), {}, read_tensor(archive, value.fqn)};
+    for (const Extent& extent : value.shape) constant.shape.push_back(extent.value);
+    result.push_back(std::move(constant));
+  }
+  return result;
+}
+
 std::string archive_operators(const std::string& archive, const std::string& recompute_modules) {
   return operators_json(open_archive(archive, recompute_modules));
 }

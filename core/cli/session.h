@@ -28,6 +28,16 @@ std::map<std::string, std::string> emit_exposed(const std::string& archive,
                                                 const std::string& name,
                                                 std::vector<std::string>& descriptions);
 
+/// A tensor literal of the model that export lifted out of forward.
+struct ArchiveConstant {
+  std::string name;   ///< As generated code registers it.
+  std::string dtype;  ///< "float32"
+  std::vector<int64_t> shape;
+  std::string bytes;  ///< Contiguous, little-endian.
+};
+/// All of an archive's, in its order.
+std::vector<ArchiveConstant> archive_constants(const std::string& archive);
+
 /// The operators of an archive as policies need them, as JSON.
 std::string archive_operators(const std::string& archive, const std::string& recompute_modules);
 

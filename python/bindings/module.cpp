@@ -87,6 +87,18 @@ NB_MODULE(_core, m) {
       "archive"_a, "plan"_a, "name"_a = "plan.json",
       "Like emit, but the programs return every operator's first result, whole; also says which "
       "operators.");
+  m.def(
+      "constants",
+      [](const std::string& archive) {
+        nb::list result;
+        for (const ArchiveConstant& constant : archive_constants(archive)) {
+          result.append(nb::make_tuple(constant.name, constant.dtype, constant.shape,
+                                       nb::bytes(constant.bytes.data(), constant.bytes.size())));
+        }
+        return result;
+      },
+      "archive"_a,
+      "Tensor literals of an archive: name, dtype, shape and contiguous bytes of each.");
   m.def("operators", &archive_operators, "archive"_a, "recompute_modules"_a = "",
         nb::call_guard<nb::gil_scoped_release>(),
         "The operators of an archive as policies need them, as JSON.");

@@ -236,7 +236,7 @@ def _generate(
         if present is not None and _complete(out, config) and present == record and reuse in (
             ReuseType.MATCH, ReuseType.MOO,
         ):  # fmt: skip
-            save_weights(module, scratch, config)
+            save_weights(module, scratch, config, archive_constants(archive))
             for name in (WEIGHTS, BUFFERS, CONFIG, METADATA):
                 os.replace(scratch / name, out / name)
             return _code_digest(out)
@@ -246,7 +246,7 @@ def _generate(
                 "reuse='override' (or 'moo') to make it anew, another gen_savedir, or another instance_name"
             )
         _plan_and_write(module, archive, policy, config, scratch, out)
-        save_weights(module, scratch, config)
+        save_weights(module, scratch, config, archive_constants(archive))
         (scratch / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
         out.mkdir(parents=True, exist_ok=True)
         keep = {f.name for f in scratch.iterdir()}
@@ -389,9 +389,23 @@ def _check_end2end(archive: Path) -> None:
         )
 
 
-def save_weights(module: nn.Module, directory: Path, config: ComputeConfig) -> None:
+def archive_constants(archive: Path | str) -> dict[str, torch.Tensor]:
+    """Tensor literals that export lifted out of forward, by the names that generated code gives them."""
+    from nnscaler import _core
+
+    return {
+        name: torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, dtype, shape, data in _core.constants(str(archive))
+    }
+
+
+def save_weights(
+    module: nn.Module, directory: Path, config: ComputeConfig, constants: dict[str, torch.Tensor]
+) -> None:
     """What `ParallelModule` reads: the model's tensors, whole, and what they are called."""
-    state = {}
+    state = dict(constants)
     for name, tensor in [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

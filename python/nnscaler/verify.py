@@ -265,7 +265,7 @@ def verify(
         InputError: the plan does not fit, or a rank failed.
     """
     from nnscaler import _core
-    from nnscaler.parallel import save_weights
+    from nnscaler.parallel import archive_constants, save_weights
 
     try:
         facts = json.loads(plan)
@@ -281,10 +281,12 @@ def verify(
             "planned"
         )
     module, args, kwargs = copy.deepcopy(module), *copy.deepcopy((args, kwargs))
+    constants = archive_constants(archive)
     mode = _Nothing
     if dtype == "float64":
         mode = Float64
         module = module.double()
+        constants = {name: _double(value) for name, value in constants.items()}
         args, kwargs = _pytree.tree_map(_double, (args, kwargs))
     elif dtype != "asis":
         raise InputError(f"verify: dtype is {dtype!r}; it is 'float64' or 'asis'")
@@ -305,7 +307,7 @@ def verify(
                 if edit is not None:
                     text = edit(text)
                 (path / name).write_text(text)
-            save_weights(module, path, config)
+            save_weights(module, path, config, constants)
             torch.save(given, path / "inputs.pt")
             (launch or run_ranks)(config.runtime_ngpus, job, directory, config, *arguments)
             return [
