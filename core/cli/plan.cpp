@@ -19,7 +19,7 @@ struct Options {
   std::string archive, mesh, cluster = "cpu", constraints, recompute, optimizer = "adamw", memory,
                              output, partitions;
   int ngpus = 0, units = 1, microbatches = 1;
-  bool json = false, inference = false, verbose = false;
+  bool json = false, inference = false;
   std::string dump;
 };
 

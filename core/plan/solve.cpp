@@ -336,12 +336,6 @@ class Reducer {
   /// constant included.
   Bounded ascend(int max_sweeps) const {
     const std::vector<int> order = alive();
-    struct Arc {
-      int other;          // position in order
-      const Cost* costs;  // rows: this node
-      int edge;
-      bool forward;
-    };
     std::vector<int> position(nodes_.size(), -1);
     for (size_t i = 0; i < order.size(); ++i)
       position[static_cast<size_t>(order[i])] = static_cast<int>(i);

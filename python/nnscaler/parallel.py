@@ -188,6 +188,8 @@ def _check_pas_config(config: dict[str, Any]) -> None:
             near = difflib.get_close_matches(key, sorted(known), 1)
             hint = f"; did you mean {near[0]}?" if near else "; keys of your own start with _"
             raise InputError(f"pas_config: unknown key {key!r}{hint}")
+        if key in _WITHOUT_EFFECT:
+            _logger.warning("pas_config: %s has no effect in this version", key)
         if key in _PIPELINE and value not in (_PIPELINE[key], None, "", 1, "auto"):
             raise UnsupportedError(
                 f"pas_config: {key}={value!r} needs a pipeline, which this version does not run"
@@ -222,6 +224,7 @@ def _generate(
     autoset_requires_grad: bool,
 ) -> str:
     """Exports, plans and writes into `out`, unless what is there fits; returns the code's digest."""
+    from nnscaler import _core
     from nnscaler.export import export
 
     if autoset_requires_grad:
@@ -231,7 +234,10 @@ def _generate(
     try:
         archive = scratch / ARCHIVE
         export(module, (), samples, archive, training=not config.inference_only)
-        record = _record(archive, policy, config)
+        facts = json.loads(_core.operators(str(archive), ""))
+        if config.use_end2end:
+            _check_end2end(facts["outputs"])
+        record = _record(facts["digest"], policy, config)
         present = _read_record(out)
         if present is not None and _complete(out, config) and present == record and reuse in (
             ReuseType.MATCH, ReuseType.MOO,
@@ -291,8 +297,6 @@ def _plan_and_write(
         name = PLAN
     for warning in json.loads(text)["warnings"]:
         _logger.warning(warning)
-    if config.use_end2end:
-        _check_end2end(archive)
     for file, source in _core.emit(str(archive), text, name).items():
         (scratch / file).write_text(source)
     text = text.replace(json.dumps(str(archive)), json.dumps(str(out / ARCHIVE)), 1)
@@ -376,10 +380,7 @@ def _set_requires_grad(samples: Any, wanted: bool) -> Any:
     return _pytree.tree_map(copy, samples)
 
 
-def _check_end2end(archive: Path) -> None:
-    from nnscaler import _core
-
-    outputs = json.loads(_core.operators(str(archive), ""))["outputs"]
+def _check_end2end(outputs: list[dict | None]) -> None:
     first = outputs[0] if outputs else None
     if first is None or first.get("shape") != [] or not first.get("requires_grad", False):
         got = "nothing" if first is None else f"{first['name']} of shape {first.get('shape')}"
@@ -428,10 +429,8 @@ def save_weights(
     torch.save(metadata, directory / METADATA)
 
 
-def _record(archive: Path, policy: Callable | None, config: ComputeConfig) -> dict[str, str]:
-    """What the generated code depends on, each part with its digest."""
-    from nnscaler import _core
-
+def _record(model: str, policy: Callable | None, config: ComputeConfig) -> dict[str, str]:
+    """What the generated code depends on, each part with its digest; `model` is the archive's."""
     pas = config.pas_config
 
     def file_digest(path: Any) -> str:
@@ -447,7 +446,7 @@ def _record(archive: Path, policy: Callable | None, config: ComputeConfig) -> di
             source = repr(policy)
     facts = config.plain()
     return {
-        "model": json.loads(_core.operators(str(archive), ""))["digest"],
+        "model": model,
         "compute config": _digest(json.dumps(facts, sort_keys=True, default=repr).encode()),
         "constraints": file_digest(pas.get("partition_constraints_path")),
         "cluster": file_digest(pas.get("cluster")),
